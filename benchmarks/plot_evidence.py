@@ -7,6 +7,7 @@ python benchmarks/plot_evidence.py --check    fails if a table is stale
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,35 @@ CUT_NAMES = {
     "frequency": "occurrences in the datastore",
     "word": "word",
     "overlap": "longest n-gram in the datastore",
+}
+DIFFERENCES = {
+    "adaptive_lam against one_lam": "adaptive λ over one λ",
+    "both against adaptive_lam": "both over adaptive λ",
+    "both against context_cache": "both over context cache",
+    "datastore against passages": "datastore over passages",
+    "both against datastore": "both over datastore",
+    "both against passages": "both over passages",
+    "both against passages by_words": "both over passages by words",
+    "passages by_words against datastore": "passages by words over datastore",
+    "datastore against alone": "datastore over alone",
+}
+TIMES = {
+    "alone": "alone",
+    "datastore at_once": "datastore, tokens searched together",
+    "datastore one_by_one": "datastore, one token after the other",
+    "passages in the time of at_once": "passages, in the time of tokens together",
+    "passages in the time of one_by_one": "passages, in the time of one after the other",
+}
+TRACES = {
+    "id": "ids",
+    "title": "titles",
+    "metadata": "metadata",
+    "tokens": "runs of eight tokens",
+    "key": "keys",
+    "code": "codes of an index",
+    "word": "words, in the indexes of words and of passages",
+    "passage": "mean keys of passages",
+    "chunk": "vectors of chunks",
 }
 Rows = list[dict[str, Any]]
 
@@ -62,11 +92,15 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "generation": lambda: table_of_generation(of(rows, "generation")),
         "facts": lambda: table_of_facts(of(rows, "facts")),
         "passages": lambda: table_of_passages(of(rows, "passages")),
+        "equal-time": lambda: table_of_times(of(rows, "equal-time")),
         "questions": lambda: table_of_questions(of(rows, "questions")),
         "by-size": lambda: table_of_sizes(reports),
         "training": lambda: table_of_training(of(rows, "training")),
         "papers": lambda: table_of_papers({name: rows_of(report) for name, report in load().items()}),
+        "deletion-traces": lambda: table_of_traces(of(rows, "deletion-traces")),
     }
+    for name in ("gain-by-domain", "passages", "questions"):
+        tables[f"{name}-differences"] = partial(table_of_differences, of(rows, f"{name}-differences"))
 
     def made(found: re.Match[str]) -> str:
         lines = "\n".join(tables[found[1]]())
@@ -112,6 +146,11 @@ def table_of_the_summary(rows: Rows) -> Iterator[str]:
         task = link(f"a small model of a quarter of {TEXTS[name]}, the rest stored", "a-datastore-against-training")
         alone, other = f"{ways['quarter alone']['nats_per_token']:.2f}", change(ways["equal_time alone"])
         yield line(task, nats, alone, change(ways["quarter adaptive_lam"]), f"training on all, equal time: {other}")
+    for name, ways in by_text(of(rows, "equal-time")):
+        task = link(f"the same in equal time, {TEXTS[name]}", "text-in-equal-time")
+        stored, other = ways["datastore at_once"], ways["passages in the time of at_once"]
+        alone = f"{stored['nats_per_token'] + stored['nats_less']:.2f}"
+        yield line(task, nats, alone, change(stored), f"passages in the prompt: {change(other)}")
     asked = [row for row in of(rows, "questions") if row.get("cut", "all") == "all"]
     for name, ways in by_text(asked):
         task = link(f"questions about stored documents, {TEXTS[name]}", "questions-against-passages-in-the-prompt")
@@ -119,7 +158,7 @@ def table_of_the_summary(rows: Rows) -> Iterator[str]:
         yield line(task, right, alone, stored, f"passages in the prompt: {other}")
     for row in (row for row in of(rows, "facts") if row["way"] == "as_taught"):
         before = percent(row, "right_before")
-        task = link(f"{row['facts']:.0f} invented facts, taught", "invented-facts")
+        task = link(f"{row['facts']:.0f} invented facts, taught beside {TEXTS[row['text']]}", "invented-facts")
         yield line(task, right, before, percent(row, "right_taught"), none)
         yield line("the same facts, deleted", right, before, percent(row, "right_deleted"), none)
     if deleted := of(rows, "deletion"):
@@ -236,12 +275,49 @@ def table_of_passages(rows: Rows) -> Iterator[str]:
         yield line(TEXTS[row["text"]], row["way"], with_error(row, "nats_per_token"), with_error(row, "nats_less"))
 
 
+def table_of_differences(rows: Rows) -> Iterator[str]:
+    """A line for each domain, with the differences of two ways and their standard errors."""
+    pairs = [pair for pair in DIFFERENCES if any(row["way"] == pair for row in rows)]
+    yield from header("text", *(DIFFERENCES[pair] for pair in pairs))
+    for name, ways in by_text(rows):
+        yield line(TEXTS[name], *(f"{ways[pair]['less']:+.3f} ± {ways[pair]['less_error']:.3f}" for pair in pairs))
+
+
+def table_of_times(rows: Rows) -> Iterator[str]:
+    """A line for each domain and way, with its time a token and its nats."""
+    yield from header(
+        "text", "way", "tokens of passages", "ms a token", "time over the datastore", "nats a token", "less than alone"
+    )
+    for name, ways in by_text(rows):
+        timed = [way for way in ways if way.startswith("passages of ")]
+        for way in [*list(TIMES)[:3], *timed, *list(TIMES)[3:]]:
+            row = ways[way]
+            ratio = f"{row['time_over_datastore']:.2f}" if "time_over_datastore" in row else "-"
+            nats = [with_error(row, each) if each in row else "-" for each in ("nats_per_token", "nats_less")]
+            times = f"{row['passage_tokens']:.0f}", f"{row['ms_per_token']:.2f}", ratio
+            yield line(TEXTS[name], TIMES.get(way, "passages"), *times, *nats)
+
+
 def table_of_questions(rows: Rows) -> Iterator[str]:
-    """A line for each domain and way of answering questions."""
-    yield from header("text", "way", "questions", "right", "tokens of a prompt")
-    for row in rows:
-        cells = f"{row['questions']:.0f}", with_error(row, "right", 2), with_error(row, "prompt_tokens", 0)
-        yield line(TEXTS[row["text"]], row["way"].replace("_", " "), *cells)
+    """A line for each domain and way of answering questions, with the right answers of each kind."""
+    kinds = {"all": "all", "name": "names", "number": "numbers", "definition": "definitions"}
+    yield from header("text", "way", *kinds.values(), "tokens of a prompt")
+    found = {(row["text"], row["way"], row.get("cut", "all")): row for row in rows}
+    for name, way in dict.fromkeys((row["text"], row["way"]) for row in rows):
+        some = [found.get((name, way, kind)) for kind in kinds]
+        cells = ["-" if row is None else f"{with_error(row, 'right', 2)} of {row['questions']:.0f}" for row in some]
+        yield line(TEXTS[name], way.replace("_", " "), *cells, with_error(found[name, way, "all"], "prompt_tokens", 0))
+
+
+def table_of_traces(rows: Rows) -> Iterator[str]:
+    """A line for each kind of trace, with its numbers in all datastores together."""
+    yield from header("trace", "datastores that have it", "traces", "found while held", "deleted", "purged")
+    for kind, name in TRACES.items():
+        some = [row for row in rows if row["cut"] == kind]
+        have = sum(row["traces"] > 0 for row in some)
+        states = ("traces", "traces_held", "traces_deleted", "traces_purged")
+        sums = (f"{sum(int(row[state]) for row in some):,}" for state in states)
+        yield line(name, f"{have} of {len(some)}", *sums)
 
 
 def table_of_sizes(reports: Rows) -> Iterator[str]:
