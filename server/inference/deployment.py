@@ -6,11 +6,8 @@ No proxy of Ray Serve runs, since the front end of the server is the ingress.
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from secrets import token_hex
 from typing import Any
 
 import ray
@@ -23,6 +20,7 @@ from memlm.base.cpu import num_cores
 from memlm.distributed.cluster import connect
 from memlm.errors import Unavailable
 from memlm.server.config import AdapterFolder, ServerConfig
+from memlm.server.inference import applications
 from memlm.server.inference.replica import Replica
 
 log = logging.getLogger("memlm.server")
@@ -40,13 +38,13 @@ class Deployment:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config, self._is_own = config, False
-        # The same after a restart, so that it replaces what a server that was killed left.
-        self.name = f"memlm-{socket.gethostname()}-{config.host}-{config.port or token_hex(4)}"
+        self.name = applications.new_name()
+        self._server_actor: Any = None
         self.per_replica = config  # the settings of each replica, once there are any
 
     def start(self) -> Any:
         """Starts the replicas, and a cluster where there is none. Returns Ray Serve's handle on them, without waiting
-        for them. Raises Unavailable as `connect`, and for a cluster without processors.
+        for them. Raises Unavailable as `connect` and `end_abandoned`, and for a cluster without processors.
         """
         cluster, cores = self._config.cluster, num_cores()
         threads = self._config.num_threads or max(1, cores // cluster.most_replicas)
@@ -56,8 +54,8 @@ class Deployment:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self.per_replica = _absolute(settings_of(self._config, nodes))
         serve.start(proxy_location="Disabled")
-        with suppress(RayError, RayServeException, TimeoutError):  # one of a server here that was killed
-            serve.delete(self.name)
+        applications.end_abandoned()
+        self._server_actor = applications.register(self.name)
         application = deployment_of(self.per_replica, needs_gpu=_needs_gpu(self._config, nodes)).bind(self.per_replica)
         target = RunTarget(application, name=self.name, route_prefix=None)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
@@ -76,8 +74,8 @@ class Deployment:
         """Ends the replicas, and the cluster if it was started for them."""
         try:
             if not self._is_own and ray.is_initialized():
-                serve.delete(self.name)
-        except (RayError, RayServeException, TimeoutError) as error:
+                applications.end(self.name)
+        except (Unavailable, RayError, RayServeException) as error:
             log.warning("the replicas may be left on the Ray cluster, under the name %s: %s", self.name, error)
         finally:
             ray.shutdown()

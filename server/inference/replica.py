@@ -24,6 +24,7 @@ from memlm.api.request import Request
 from memlm.errors import Unavailable
 from memlm.generation.session_names import SessionNames, suffix_of
 from memlm.server.config import ServerConfig
+from memlm.server.inference import applications
 from memlm.server.inference.messages import (
     Answer,
     Cancel,
@@ -42,6 +43,7 @@ from memlm.server.inference.pipe import Inbox, Outbox
 from memlm.server.inference.requests import is_last
 
 JOIN_S = 15.0  # longer than the engine waits for its writes
+IDS_KEPT = 1024
 
 log = logging.getLogger("memlm.server")
 
@@ -52,12 +54,16 @@ class Replica:
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config, self._id = config, serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self._config, self._id = config, context.replica_id.unique_id
         self._inbox, self._engine = Inbox(), threading.Thread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded | LoadFailed] | None = None
         self._calls: dict[str, asyncio.Queue[list[Answer]]] = {}
         self._unsolicited: list[FromWorker] = []
+        threading.Thread(
+            target=applications.end_with_server, args=(context.app_name,), name="server's end", daemon=True
+        ).start()
 
     async def load(
         self, replica: str, stores: Mapping[str, Path], restarted: bool

@@ -16,12 +16,12 @@ from ray.serve.exceptions import RayServeException
 
 from memlm.errors import InternalError, Unavailable
 from memlm.server.config import ServerConfig
+from memlm.server.inference.applications import NAMESPACE, exists
 from memlm.server.inference.messages import Failed, Loaded, Submission
 from memlm.server.inference.requests import EngineHandle
 from memlm.server.quota import Quota
 from memlm.server.telemetry.datastores import StoreStats
 
-NAMESPACE = "serve"  # of Ray Serve's actors
 POLL_S = 0.5  # between heartbeats
 GONE = RayError, RayServeException  # of calls that did not reach a replica, or lost it
 
@@ -98,13 +98,7 @@ class ReplicaHandle(EngineHandle):
 
     def is_alive(self) -> bool:
         """Whether the cluster has the process. Asks it, which may take a moment."""
-        try:
-            ray.get_actor(self.actor, namespace=NAMESPACE)
-        except ValueError:
-            return False
-        except RayError:  # which says nothing of the replica
-            return True
-        return True
+        return exists(self.actor)
 
     def _send(self, submission: Submission) -> None:
         self._relays[submission.id] = asyncio.create_task(self._relay(submission))

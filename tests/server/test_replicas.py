@@ -1,17 +1,16 @@
 """Inference on a Ray cluster: the answers of a plain server, whatever replica gives them, dies, or comes."""
 
 import os
-import re
 import shutil
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from running import PATIENCE_S, RunningServer, family_of, figures_at, free_port, is_alive, niceness_of, wait_until
+from running_replicas import CLUSTER_S, replica_pids, serve
 from texts import make_text
 
 from memlm.client import Client
@@ -25,22 +24,10 @@ from memlm.model.checkpoint import load_checkpoint
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
 
 PROMPTS = [make_text(number, 6) for number in range(8)]
-CLUSTER_S = 300.0  # for a cluster and its replicas to start: 20 s on an idle machine
 SCALE_SOON = (
     "import memlm.server.inference.deployment as it\n"
     "it.UPSCALE_DELAY_S = it.METRICS_S = 0.5; it.DOWNSCALE_DELAY_S = 15.0"
 )
-
-
-def serve(folder: Path, model: Path, *stores: Path, options: tuple[str, ...] = (), **how: Any) -> RunningServer:
-    """A server whose replicas run on a cluster, by default one of its own."""
-    log, options = folder / "log", ("--threads", "1", "--engine", "ray", *options)
-    return RunningServer(log, model, *stores, options=options, forked=False, patience_s=CLUSTER_S, **how)
-
-
-def replica_pids(server: RunningServer) -> list[int]:
-    """The processes of all replicas that were ready, in that order, of those that are alive."""
-    return [pid for pid in map(int, re.findall(r" is ready: process (\d+) on", server.output)) if is_alive(pid)]
 
 
 def homes(names: list[str]) -> set[str]:
