@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -43,7 +44,7 @@ from memlm.server.inference.pipe import Inbox, Outbox
 from memlm.server.inference.requests import is_last
 
 JOIN_S = 15.0  # longer than the engine waits for its writes
-IDS_KEPT = 1024
+IDS_KEPT = 1024  # of requests that have ended
 
 log = logging.getLogger("memlm.server")
 
@@ -60,6 +61,7 @@ class Replica:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded | LoadFailed] | None = None
         self._calls: dict[str, asyncio.Queue[list[Answer]]] = {}
+        self._ended = deque[str](maxlen=IDS_KEPT)
         self._unsolicited: list[FromWorker] = []
         threading.Thread(
             target=applications.end_with_server, args=(context.app_name,), name="server's end", daemon=True
@@ -86,6 +88,9 @@ class Replica:
         if replica != self._id or not self._engine.is_alive():
             yield [Failed(id_, Unavailable("the replica of this request is gone; ask again"))]
             return
+        if id_ in self._calls or id_ in self._ended:  # Ray Serve sends again what it takes for lost
+            yield [Failed(id_, Unavailable("the request arrived twice, and only one of both is answered; ask again"))]
+            return
         calls = self._calls[id_] = asyncio.Queue()
         now_s, is_over = time.monotonic(), False
         self._inbox.put(Submission(id_, request, now_s, None if left_s is None else now_s + left_s, caller, owner))
@@ -96,6 +101,7 @@ class Replica:
                 yield answers
         finally:
             del self._calls[id_]
+            self._ended.append(id_)
             if not is_over:
                 self._inbox.put(Cancel(id_))
 

@@ -1,15 +1,22 @@
 """Replicas on a cluster that outlives their server, and that other programs reach."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import is_alive, wait_until
 from running_replicas import replica_pids, serve
 
+from memlm.api.generation import TokenizeRequest
+from memlm.api.params import GenerateRequest
+from memlm.api.request import Request
 from memlm.client import Client
+from memlm.errors import Unavailable
+from memlm.server.inference.messages import Answer, Failed, Result
 
 ray = pytest.importorskip("ray")
 ray_serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
@@ -66,3 +73,29 @@ def test_a_server_ends_what_a_killed_one_left(address: str, tmp_path: Path, long
         assert application not in applications()
         assert f"{application} is ended" in server.output
         assert client.get_session(name).num_tokens == tokens
+
+
+def test_a_request_that_arrives_twice_runs_once(address: str, tmp_path: Path, long_model: Path) -> None:
+    """While the first of both runs, and after it."""
+    with serve(tmp_path, long_model, options=("--address", address)) as server:
+        (application,), (replica,) = applications(), re.findall(r"replica (\w+) is ready", server.output)
+        calls = ray_serve.get_deployment_handle("replica", application).options(session_id=replica, stream=True)
+
+        def ask(id_: str, request: Request[Any]) -> Iterator[list[Answer]]:
+            return iter(calls.answer.remote(replica, id_, request, None, "", ""))
+
+        running = ask("one", GenerateRequest("a", temperature=0, max_tokens=60))
+        events = next(running)
+        assert_refused(list(ask("one", GenerateRequest("a", temperature=0, max_tokens=60))))
+        events += [event for answers in running for event in answers]
+        assert not any(isinstance(each, Failed) for each in events)
+        ((result,),) = ask("two", TokenizeRequest("a text"))
+        assert isinstance(result, Result)
+        assert_refused(list(ask("two", TokenizeRequest("a text"))))
+
+
+def assert_refused(answers: list[list[Answer]]) -> None:
+    ((answer,),) = answers
+    assert isinstance(answer, Failed)
+    assert isinstance(answer.error, Unavailable)
+    assert "twice" in str(answer.error)
