@@ -90,7 +90,6 @@ class _Server:
         try:
             if not await _run_until_signal(self._stop_requested, self._workers.start()):
                 return 0
-            self._handle_signals()  # Ray has replaced the handlers by some that log a stack
             server, address = self._bind()
             await self._service.load_model_info()
             if (port := self._config.metrics_port) is not None:

@@ -42,14 +42,17 @@ class Deployment:
         self._server_actor: Any = None
         self.per_replica = config  # the settings of each replica, once there are any
 
-    def start(self) -> Any:
-        """Starts the replicas, and a cluster where there is none. Returns Ray Serve's handle on them, without waiting
-        for them. Raises Unavailable as `connect` and `end_abandoned`, and for a cluster without processors.
-        """
+    def join(self) -> None:
+        """Joins the cluster, or starts one where none is given. Raises as `connect`."""
         cluster, cores = self._config.cluster, num_cores()
         threads = self._config.num_threads or max(1, cores // cluster.most_replicas)
         num_cpus = max(cores, threads * cluster.most_replicas)
         self._is_own = connect(cluster.address, num_cpus=num_cpus, niceness=0)
+
+    def start(self) -> Any:
+        """Starts the replicas. Returns Ray Serve's handle on them, without waiting for them. Raises Unavailable as
+        `end_abandoned`, and for a cluster without processors.
+        """
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # the server logs what its operator needs
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self.per_replica = _absolute(settings_of(self._config, nodes))

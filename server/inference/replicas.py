@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -57,14 +58,15 @@ class ReplicaPool(EnginePool):
         self._tasks = set[asyncio.Task[None]]()
         self._has_started = False
         self._start: asyncio.Future[None] | None = None
+        self._deploying: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """As `EnginePool.start`, with a cluster of its own where none is given."""
         loop = asyncio.get_running_loop()
         self._start = loop.create_future()
         watchers[self._deployment.name] = lambda replicas: _call_soon(loop, self._on_replicas, replicas)
-        self._calls = await asyncio.to_thread(self._deployment.start)
-        self._calls.options(stream=True)  # makes the router
+        self._deploying = asyncio.create_task(self._deploy())
+        await asyncio.shield(self._deploying)
         watching = asyncio.create_task(self._watch_deployment())
         try:
             await self._start
@@ -73,8 +75,16 @@ class ReplicaPool(EnginePool):
         await self._restore(None)
         self._has_started = True
 
+    async def _deploy(self) -> None:
+        await asyncio.to_thread(self._deployment.join)
+        _restore_signal_handlers()
+        self._calls = await asyncio.to_thread(self._deployment.start)
+        self._calls.options(stream=True)  # makes the router
+
     async def stop(self, timeout_s: float) -> None:
         """As `EnginePool.stop`, with the cluster if it was started for them."""
+        if self._deploying is not None:  # its thread cannot be cancelled, and would leave an application
+            await asyncio.wait((self._deploying,))
         watchers.pop(self._deployment.name, None)
         for task in self._tasks:
             task.cancel()
@@ -202,6 +212,13 @@ class ReplicaPool(EnginePool):
             else:
                 self._homes[name] = handle.id
                 return
+
+
+def _restore_signal_handlers() -> None:
+    """Ray has replaced them by some that log a stack and end the process. Python's own are known as before."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.getsignal(number))
+        signal.siginterrupt(number, False)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:

@@ -3,13 +3,15 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import is_alive, wait_until
-from running_replicas import replica_pids, serve
+from running_replicas import CLUSTER_S, replica_pids, serve
 
 from memlm.api.generation import TokenizeRequest
 from memlm.api.params import GenerateRequest
@@ -22,6 +24,20 @@ ray = pytest.importorskip("ray")
 ray_serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
 
 pytestmark = pytest.mark.cluster
+
+DEPLOYED = "deployed"
+SIGNAL_AT_DEPLOYMENT = f"""
+import os, signal, time
+from ray import serve
+run_many = serve.run_many
+def run_after_signal(*targets, **how):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(3)  # of which the front end could make use to end before
+    handles = run_many(*targets, **how)
+    print("{DEPLOYED}", flush=True)
+    return handles
+serve.run_many = run_after_signal
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +89,16 @@ def test_a_server_ends_what_a_killed_one_left(address: str, tmp_path: Path, long
         assert application not in applications()
         assert f"{application} is ended" in server.output
         assert client.get_session(name).num_tokens == tokens
+
+
+def test_a_signal_while_the_application_is_deployed_leaves_none(address: str, tmp_path: Path, long_model: Path) -> None:
+    """It comes just before the application does. The server has ended it when the process ends."""
+    command = [sys.executable, "-c", f"{SIGNAL_AT_DEPLOYMENT}\nfrom memlm.cli import main; main()", "serve"]
+    arguments = ["--model", str(long_model), "--port", "0", "--engine", "ray", "--address", address]
+    ended = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=CLUSTER_S, check=False)
+    assert applications() == []
+    assert (ended.returncode, ended.stdout) == (0, f"{DEPLOYED}\n"), ended.stderr
+    assert "SIGTERM received" not in ended.stderr  # of Ray's handler, with a stack
 
 
 def test_a_request_that_arrives_twice_runs_once(address: str, tmp_path: Path, long_model: Path) -> None:
