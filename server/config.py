@@ -418,18 +418,24 @@ class ServerConfig:
         return self.max_cache_bytes or ram_bytes() // 2
 
     def per_worker(self, num_cores: int) -> Self:
-        """These settings with the limits divided among the workers, or the replicas that there are at the start."""
+        """These settings with the limits divided among the workers, or the replicas that there are at the start.
+
+        Those of RAM are divided among the replicas that there may be. What replicas take of the RAM by default is not
+        known here, since they run on other machines.
+        """
         count = self.cluster.replicas if self.cluster.is_ray else self.num_workers
-        if count == 1:
+        most = self.cluster.most_replicas if self.cluster.is_ray else self.num_workers
+        if most == 1:
             return self
+        cache_bytes = self.max_cache_bytes if self.cluster.is_ray else self.cache_bytes
         return replace(
             self,
             num_threads=self.num_threads or max(1, num_cores // count),
             max_running=-(-self.max_running // count),
             max_queued=-(-self.max_queued // count),
             max_queued_tokens=-(-self.max_queued_tokens // count),
-            max_cache_bytes=self.cache_bytes // count,
-            max_session_bytes=max(MIN_SESSION_BYTES, self.max_session_bytes // count),
+            max_cache_bytes=-(-cache_bytes // most),
+            max_session_bytes=max(MIN_SESSION_BYTES, self.max_session_bytes // most),
             max_sessions=-(-self.max_sessions // count),
             max_sessions_per_caller=-(-self.max_sessions_per_caller // count),
         )

@@ -59,7 +59,9 @@ class Deployment:
         serve.start(proxy_location="Disabled")
         applications.end_abandoned()
         self._server_actor = applications.register(self.name)
-        application = deployment_of(self.per_replica, needs_gpu=_needs_gpu(self._config, nodes)).bind(self.per_replica)
+        needs_gpu = _needs_gpu(self._config, nodes)
+        most_together = most_on_one_node(self.per_replica, nodes, needs_gpu=needs_gpu)
+        application = deployment_of(self.per_replica, needs_gpu=needs_gpu).bind(self.per_replica, most_together)
         target = RunTarget(application, name=self.name, route_prefix=None)
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
         return handle
@@ -131,6 +133,14 @@ def settings_of(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> Ser
         config.per_worker(threads), num_threads=threads, otlp=None, auth_file=None, tls_cert=None, tls_key=None,
         tls_client_ca=None,
     )  # fmt: skip
+
+
+def most_on_one_node(config: ServerConfig, nodes: Sequence[Mapping[str, Any]], *, needs_gpu: bool) -> int:
+    """How many replicas with these settings may run on one node, and so share its RAM."""
+    fitting = [int(node.get("CPU", 0)) // config.num_threads for node in nodes]
+    if needs_gpu:
+        fitting = [min(most, int(node.get("GPU", 0))) for most, node in zip(fitting, nodes, strict=True)]
+    return max(1, min(config.cluster.most_replicas, max(fitting)))
 
 
 def _needs_gpu(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> bool:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,11 @@ class Replica:
     one is gone.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, most_together: int) -> None:
+        """By default `most_together` replicas share half of the RAM of this machine."""
         context = serve.get_replica_context()
-        self._config, self._id = config, context.replica_id.unique_id
+        self._config = replace(config, max_cache_bytes=config.max_cache_bytes or config.cache_bytes // most_together)
+        self._id = context.replica_id.unique_id
         self._inbox, self._engine = Inbox(), threading.Thread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded | LoadFailed] | None = None

@@ -6,7 +6,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import PATIENCE_S, RunningServer, family_of, figures_at, free_port, is_alive, niceness_of, wait_until
@@ -20,14 +22,74 @@ from memlm.generation.session_names import home_of
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
+from memlm.server.cluster_config import ClusterConfig
+from memlm.server.config import ServerConfig
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
+deployment = pytest.importorskip("memlm.server.inference.deployment")
 
 PROMPTS = [make_text(number, 6) for number in range(8)]
 SCALE_SOON = (
     "import memlm.server.inference.deployment as it\n"
     "it.UPSCALE_DELAY_S = it.METRICS_S = 0.5; it.DOWNSCALE_DELAY_S = 15.0"
 )
+
+
+NODE, LARGE, WITH_GPUS = {"CPU": 2.0}, {"CPU": 16.0}, {"CPU": 8.0, "GPU": 2.0}
+
+
+def settings(**options: Any) -> ServerConfig:
+    cluster = ClusterConfig(
+        engine="ray", num_replicas=options.pop("replicas", 2), max_replicas=options.pop("most", None)
+    )
+    return ServerConfig(Path("model"), cluster=cluster, **options)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replicas", "most", "threads", "together"),
+    [
+        ([NODE], 1, None, 2, 1),
+        ([NODE], 2, None, 1, 2),
+        ([NODE, NODE], 2, None, 2, 1),
+        ([NODE], 1, 2, 1, 2),
+        ([NODE, LARGE], 3, None, 5, 3),
+        ([NODE, {"memory": 1.0}], 4, None, 1, 2),  # more than fit; and a node without processors
+        ([WITH_GPUS], 4, None, 2, 4),
+    ],
+)
+def test_replicas_have_the_threads_that_fit(nodes, replicas, most, threads, together) -> None:
+    config = deployment.settings_of(settings(replicas=replicas, most=most), nodes)
+    assert config.num_threads == threads
+    assert deployment.most_on_one_node(config, nodes, needs_gpu=False) == together
+
+
+def test_replicas_with_gpus_share_a_node_of_as_many() -> None:
+    config = deployment.settings_of(settings(replicas=4), [WITH_GPUS])
+    assert deployment.most_on_one_node(config, [WITH_GPUS, LARGE], needs_gpu=True) == 2
+
+
+def test_a_cluster_without_processors_is_refused() -> None:
+    with pytest.raises(Unavailable, match="no processors"):
+        deployment.settings_of(settings(), [{"memory": 1.0}])
+
+
+def test_limits_are_divided_among_replicas() -> None:
+    """Those of RAM among all that there may be: `most` may be too many for one machine, fewer never exceed it."""
+    given = settings(replicas=2, most=4, max_running=8, max_sessions=10, max_session_bytes=8 << 30)
+    config = deployment.settings_of(given, [LARGE])
+    assert (config.max_running, config.max_sessions) == (4, 5)
+    assert config.max_session_bytes == 2 << 30
+    assert config.max_cache_bytes == 0  # half of the RAM of the machine that a replica gets
+    assert deployment.settings_of(replace(given, max_cache_bytes=4 << 30), [LARGE]).max_cache_bytes == 1 << 30
+    alone = deployment.settings_of(settings(replicas=1, most=4, max_session_bytes=8 << 30), [LARGE])
+    assert alone.max_session_bytes == 2 << 30
+
+
+def test_replicas_get_no_secrets(tmp_path: Path) -> None:
+    """All processes of a cluster can read their settings."""
+    files = {name: tmp_path / name for name in ("auth_file", "tls_cert", "tls_key", "tls_client_ca")}
+    config = deployment.settings_of(settings(otlp="http://user:secret@host:1", **files), [NODE])
+    assert {getattr(config, name) for name in ("otlp", *files)} == {None}
 
 
 def homes(names: list[str]) -> set[str]:
