@@ -63,7 +63,14 @@ def connect(address: str | None, *, num_cpus: int | None = None, niceness: int |
         ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
         return False
     except (OSError, ValueError, RayError) as error:
-        raise Unavailable(f"no Ray cluster answers at {address} ({error}); `ray status` tells of one") from error
+        raise Unavailable(
+            f"no Ray cluster answers at {address} ({reason(error)}); `ray status` tells of one"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """The last line of an error. Those of Ray may be a stack trace of another process, with the problem at its end."""
+    return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
 
 
 def _given(address: str | None) -> str | None:

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from memlm.base.cpu import spin_briefly
 from memlm.base.options import RAY
-from memlm.distributed.cluster import connect
+from memlm.distributed.cluster import connect, reason
 from memlm.distributed.shard_finder import no_shards
 from memlm.errors import AlreadyExists, InvalidInput, MemlmError, Unavailable, check_range
 
@@ -115,7 +115,7 @@ def place(path: str | Path, name: str, *, num_shards: int, replicas: int = 1) ->
             ray.kill(each)
         if isinstance(error, RayError):
             raise Unavailable(
-                f"a shard cannot start ({error}); install memlm, of this version, on every node"
+                f"a shard cannot start ({reason(error)}); install memlm, of this version, on every node"
             ) from error
         raise
     return found

@@ -20,6 +20,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from memlm.distributed.cluster import reason
 from memlm.errors import Unavailable
 
 PREFIX = "memlm-"  # of the names of applications
@@ -89,7 +90,7 @@ def end_with_server(name: str) -> None:
     try:
         end(name)
     except (Unavailable, RayError, RayServeException) as error:  # a replica that replaces this one tries again
-        log.error("the application %s is left: %s", name, error)
+        log.error("the application %s is left: %s", name, reason(error))
     finally:
         os._exit(1)  # as an inference worker
 

@@ -17,7 +17,7 @@ from ray.serve.api import RunTarget
 from ray.serve.exceptions import RayServeException
 
 from memlm.base.cpu import num_cores
-from memlm.distributed.cluster import connect
+from memlm.distributed.cluster import connect, reason
 from memlm.errors import Unavailable
 from memlm.server.config import AdapterFolder, ServerConfig
 from memlm.server.inference import applications
@@ -81,7 +81,7 @@ class Deployment:
             if not self._is_own and ray.is_initialized():
                 applications.end(self.name)
         except (Unavailable, RayError, RayServeException) as error:
-            log.warning("the replicas may be left on the Ray cluster, under the name %s: %s", self.name, error)
+            log.warning("the replicas may be left on the Ray cluster, under the name %s: %s", self.name, reason(error))
         finally:
             ray.shutdown()
 

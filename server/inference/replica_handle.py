@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from memlm.distributed.cluster import reason
 from memlm.errors import InternalError, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.inference.applications import NAMESPACE, exists
@@ -140,7 +141,7 @@ class ReplicaHandle(EngineHandle):
                     self._on_messages(messages)
                 await asyncio.sleep(POLL_S)
         except GONE as error:
-            log.warning("%s sends no heartbeats: %s", self.name, error)
+            log.warning("%s sends no heartbeats: %s", self.name, reason(error))
         finally:
             self.is_ready = False  # until Ray Serve has seen it, too
 

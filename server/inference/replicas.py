@@ -31,6 +31,7 @@ DEATH_POLL_S = 0.2
 STATUS_POLL_S = 2.0
 ROOM_S = 30.0  # until a warning that the cluster may lack room
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+RESTORED_AT_ONCE = 32  # sessions, of which each replica reads one after the other
 
 log = logging.getLogger("memlm.server")
 
@@ -192,16 +193,17 @@ class ReplicaPool(EnginePool):
             return
         names = set(await asyncio.to_thread(names_in, folder))
         self._homes = {name: id_ for name, id_ in self._homes.items() if name in names}
-        for name in sorted(names):
-            if gone is None or (self._homes.get(name) or home_of(name)) == gone:
-                await self._restore_session(name)
+        mine = [name for name in sorted(names) if gone is None or (self._homes.get(name) or home_of(name)) == gone]
+        at_once = asyncio.Semaphore(RESTORED_AT_ONCE)
+        await asyncio.gather(*(self._restore_session(name, at_once) for name in mine))
 
-    async def _restore_session(self, name: str) -> None:
+    async def _restore_session(self, name: str, at_once: asyncio.Semaphore) -> None:
         while True:
             try:
-                handle = self._least_loaded()
-                assert isinstance(handle, ReplicaHandle)
-                await handle.answer(Adopt(name), internal=True)
+                async with at_once:
+                    handle = self._least_loaded()
+                    assert isinstance(handle, ReplicaHandle)
+                    await handle.answer(Adopt(name), internal=True)
             except Unavailable:
                 await asyncio.sleep(POLL_S)
             except MemlmError as error:

@@ -143,6 +143,14 @@ def test_what_cannot_be_a_shard_is_refused_and_leaves_nothing(tmp_path, name):
             check_shard(wrong)
 
 
+def test_an_error_of_ray_is_one_line(tmp_path, name):
+    """Ray's has the stack of the actor."""
+    with pytest.raises(Unavailable, match=r"a shard cannot start .*null byte") as error:
+        ray_shards.place(f"{tmp_path}/\0", name, num_shards=1)
+    assert "\n" not in str(error.value)
+    assert "File " not in str(error.value)
+
+
 def test_a_finder_keeps_what_it_knows_while_ray_does_not_answer(tmp_path, name, monkeypatch):
     path = cut_store(tmp_path, num_shards=2)
     ray_shards.place(path, name, num_shards=2)

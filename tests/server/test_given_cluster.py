@@ -1,11 +1,12 @@
 """Replicas on a cluster that outlives their server, and that other programs reach."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,24 @@ import pytest
 from running import is_alive, wait_until
 from running_replicas import CLUSTER_S, replica_pids, serve
 
+from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
 from memlm.api.generation import TokenizeRequest
 from memlm.api.params import GenerateRequest
 from memlm.api.request import Request
+from memlm.api.sessions import CreateSessionRequest, DeleteSessionRequest
 from memlm.client import Client
+from memlm.data.corpus import Corpus
 from memlm.errors import Unavailable
-from memlm.server.inference.messages import Answer, Failed, Result
+from memlm.indexing.build import build_index
+from memlm.model.checkpoint import load_checkpoint
+from memlm.server.cluster_config import ClusterConfig
+from memlm.server.config import ServerConfig
+from memlm.server.inference.messages import Adopt, Answer, Events, Failed, Result
+from memlm.server.inference.requests import PendingRequest, is_last
 
 ray = pytest.importorskip("ray")
 ray_serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
+replicas = pytest.importorskip("memlm.server.inference.replicas")
 
 pytestmark = pytest.mark.cluster
 
@@ -125,3 +135,94 @@ def assert_refused(answers: list[list[Answer]]) -> None:
     assert isinstance(answer, Failed)
     assert isinstance(answer.error, Unavailable)
     assert "twice" in str(answer.error)
+
+
+def test_a_second_signal_ends_at_once_and_leaves_nothing(address: str, tmp_path: Path, long_model: Path) -> None:
+    """Ray Serve would wait for an hour for the requests of a replica that stops."""
+    options = ("--address", address, "--drain", "3600")
+    with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
+        pids = replica_pids(server)
+        stream = client.generate("a", temperature=0, max_tokens=30_000)
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining: 1 request" in server.output)
+        assert server.stop() == 1
+        assert applications() == []
+        assert not any(map(is_alive, pids))
+
+
+@pytest.fixture
+def left(address: str) -> Iterator[str]:
+    """The cluster, while this process has not joined it: a pool does."""
+    ray.shutdown()
+    yield address
+    ray.shutdown()
+    ray.init(address, log_to_driver=False)
+
+
+async def test_deletions_while_a_replica_leaves(
+    left: str, tmp_path: Path, long_model: Path, corpus_folder: Path
+) -> None:
+    """Ray Serve no longer names a replica, which still generates. A deletion of documents ends its requests, since they
+    do not follow it. A deletion of a session waits until another replica has read its file.
+    """
+    store, sessions = tmp_path / "store", tmp_path / "sessions"
+    build_index(load_checkpoint(long_model), Corpus([corpus_folder]), store, check="none")
+    config = ServerConfig(
+        long_model, (), dtype="float32", device="cpu", num_threads=1, session_dir=sessions,
+        cluster=ClusterConfig("ray", 2, address=left),
+    )  # fmt: skip
+    pool = replicas.ReplicaPool(config, dict)
+    await pool.start()
+    try:
+        await pool.broadcast(LoadDatastoreRequest(str(store)), lambda info: None)
+        leaving, staying = pool._handles.values()
+        names = [(await leaving.answer(CreateSessionRequest())).name for _ in range(8)]
+        with leaving.submit(GenerateRequest("a", temperature=0, max_tokens=30_000), None) as pending:
+            assert isinstance((await pending.take())[0], Events)
+            pool._on_replicas({staying.id: staying.actor})
+            with pytest.raises(Unavailable, match="on its way to another replica"):
+                await pool.answer(DeleteSessionRequest(names[0]))
+            report = await pool.answer(DeleteDocumentsRequest(("doc-1.txt",), "store"))
+            assert report.num_documents == 1
+            *_, last = await taken_to_the_end(pending)
+            assert isinstance(last, Failed)
+            assert isinstance(last.error, Unavailable)
+        adopted = Together(staying)
+        leaving.restart("a test ends it")
+        await until(lambda: leaving.id not in pool._leaving)
+        assert adopted.most > 1
+        for name in names:
+            assert (await pool.answer(DeleteSessionRequest(name))).name == name
+        assert not list(sessions.glob("*.session"))
+    finally:
+        await pool.stop(5)
+
+
+class Together:
+    """Counts the most sessions that a replica is asked to read at a time."""
+
+    def __init__(self, handle: Any) -> None:
+        self.most, self._now, self._answer = 0, 0, handle.answer
+        handle.answer = self.answer
+
+    async def answer(self, request: Request[Any], *rest: Any, **how: Any) -> Any:
+        self._now += isinstance(request, Adopt)
+        self.most = max(self.most, self._now)
+        try:
+            return await self._answer(request, *rest, **how)
+        finally:
+            self._now -= isinstance(request, Adopt)
+
+
+async def taken_to_the_end(pending: PendingRequest) -> list[Answer]:
+    taken = await pending.take()
+    while not is_last(taken[-1]):
+        taken += await pending.take()
+    return taken
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(CLUSTER_S):
+        while not holds():
+            await asyncio.sleep(0.05)

@@ -17,15 +17,17 @@ from texts import make_text
 
 from memlm.client import Client
 from memlm.data.corpus import Corpus
-from memlm.errors import DeadlineExceeded, MemlmError, NotFound, Overloaded, Unavailable
+from memlm.errors import DeadlineExceeded, InvalidInput, MemlmError, NotFound, Overloaded, Unavailable
 from memlm.generation.session_names import home_of
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import load_checkpoint
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
+from memlm.server.inference.messages import Failed
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
+cloudpickle = pytest.importorskip("ray.cloudpickle")
 deployment = pytest.importorskip("memlm.server.inference.deployment")
 
 PROMPTS = [make_text(number, 6) for number in range(8)]
@@ -90,6 +92,19 @@ def test_replicas_get_no_secrets(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("auth_file", "tls_cert", "tls_key", "tls_client_ca")}
     config = deployment.settings_of(settings(otlp="http://user:secret@host:1", **files), [NODE])
     assert {getattr(config, name) for name in ("otlp", *files)} == {None}
+
+
+@pytest.mark.parametrize("error", [
+    kind("a problem", **details) for kind, details in [
+        (InvalidInput, {"field": "prompt"}), (NotFound, {"kind": "session", "name": "one"}),
+        (Overloaded, {"retry_after_s": 7.5}),
+        *((each, {}) for each in MemlmError.__subclasses__() if each not in (InvalidInput, NotFound, Overloaded)),
+    ]
+], ids=lambda error: type(error).__name__)  # fmt: skip
+def test_errors_keep_their_class_and_details_on_rays_wire(error: MemlmError) -> None:
+    (copy,) = cloudpickle.loads(cloudpickle.dumps([Failed("id", error)]))
+    assert type(copy.error) is type(error)
+    assert (copy.id, str(copy.error), vars(copy.error)) == ("id", "a problem", vars(error))
 
 
 def homes(names: list[str]) -> set[str]:
