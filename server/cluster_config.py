@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memlm.base.options import option
+from memlm.base.options import RAY, option
+from memlm.distributed.cluster import given
 from memlm.errors import InvalidInput, check_choice, check_range
 
 PANEL = "Ray cluster"
@@ -35,15 +36,15 @@ class ClusterConfig:
     address: str | None = field(
         default=None,
         metadata=option(
-            "Cluster that this machine is a node of. $RAY_ADDRESS counts, too.", metavar="HOST:PORT|auto",
-            default="one of this machine alone", panel=PANEL,
+            "Cluster that this machine is a node of, for replicas and for ray://NAME. $RAY_ADDRESS counts, too.",
+            metavar="HOST:PORT|auto", default="one of this machine alone", panel=PANEL,
         ),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
         if not self.is_ray:
-            for name in ("num_replicas", "max_replicas", "address"):
+            for name in ("num_replicas", "max_replicas"):
                 if (value := getattr(self, name)) is not None:
                     raise InvalidInput(f"{name} is {value}, and the engine local has none; give engine ray", field=name)
             return
@@ -67,10 +68,24 @@ class ClusterConfig:
         """`max_replicas`, or `replicas`."""
         return self.max_replicas or self.replicas
 
-    def check_beside(self, num_workers: int, device: str) -> None:
-        """Raises InvalidInput for other settings that do not go with replicas."""
+    def check_beside(self, num_workers: int, device: str, *, finds_shards: bool) -> None:
+        """Raises InvalidInput for other settings that do not go with these. Whether the server `finds_shards` on a
+        cluster counts, since that is the same one.
+        """
+        if self.address is not None and not (self.is_ray or finds_shards):
+            raise InvalidInput(
+                f"address is {self.address}, and neither the engine nor a datastore is on a cluster; give engine ray,"
+                f" or a store {RAY}NAME",
+                field="address",
+            )
         if not self.is_ray:
             return
+        if finds_shards and given(self.address) is None:
+            raise InvalidInput(
+                f"a store or shard is {RAY}NAME, and the engine ray would start a cluster of its own; give the address"
+                " of the cluster with the shards",
+                field="address",
+            )
         if num_workers != 1:
             raise InvalidInput(
                 f"num_workers is {num_workers}, and the engine ray has replicas instead; give num_replicas",

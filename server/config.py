@@ -11,7 +11,7 @@ from typing import Self
 from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
-from memlm.base.options import check_shard, option, parse_bytes
+from memlm.base.options import RAY, check_shard, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.telemetry.logs import FORMATS
@@ -404,7 +404,11 @@ class ServerConfig:
             check_range("index_nice", self.index_nice, least=0, most=19)
         check_dtype(self.dtype)
         check_device(self.device)
-        self.cluster.check_beside(self.num_workers, self.device)
+        self.cluster.check_beside(
+            self.num_workers,
+            self.device,
+            finds_shards=any(map(is_on_ray, self.stores)) or any(each.startswith(RAY) for each in self.shards),
+        )
         check_choice("log_level", self.log_level, LOG_LEVELS)
         check_choice("log_format", self.log_format, FORMATS)
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_client_ca and not self.tls_cert):
@@ -439,6 +443,11 @@ class ServerConfig:
             max_sessions=-(-self.max_sessions // count),
             max_sessions_per_caller=-(-self.max_sessions_per_caller // count),
         )
+
+
+def is_on_ray(store: Path) -> bool:
+    """Whether a datastore is given as ray://NAME."""
+    return store.parts[:1] == (RAY.removesuffix("//"),)  # as a path has it
 
 
 def worker_for_session(session: str, num_workers: int) -> int:

@@ -14,7 +14,7 @@ from memlm.base.options import RAY, check_shard, format_bytes
 from memlm.base.printable import one_line
 from memlm.cli.console import emit_json, err
 from memlm.cli.fields import with_fields
-from memlm.server.config import ServerConfig
+from memlm.server.config import ServerConfig, is_on_ray
 
 
 def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
@@ -74,11 +74,11 @@ def found_on_ray(config: ServerConfig) -> ServerConfig:
     """The settings with the folder in place of each datastore ray://NAME, whose shards are searched."""
     stores, shards = list[Path](), list(config.shards)
     for path in config.stores:
-        if path.parts[:1] == (RAY.removesuffix("//"),):  # as a path has it
+        if is_on_ray(path):
             from memlm.distributed.shard_finder import find_folder
 
             url = RAY + "/".join(path.parts[1:])
-            path, shards = Path(find_folder(check_shard(url))), [*shards, url]
+            path, shards = Path(find_folder(check_shard(url), config.cluster.address)), [*shards, url]
         stores.append(path)
     return replace(config, stores=tuple(stores), shards=tuple(dict.fromkeys(shards)))
 

@@ -24,7 +24,7 @@ def prepare(address: str | None) -> None:
     Must come before the first import of Ray, and does nothing after it. Ray's own RAY_AUTH_MODE takes precedence.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    is_own = _given(address) is None
+    is_own = given(address) is None
     if is_own and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token_hex(32)
 
@@ -42,7 +42,7 @@ def connect(address: str | None, *, num_cpus: int | None = None, niceness: int |
 
     if threading.current_thread() is not threading.main_thread():  # Ray warns that it handles no signals there
         logging.getLogger("ray._private.worker").setLevel(logging.ERROR)
-    address = _given(address)
+    address = given(address)
     if address is not None and "://" in address:
         raise InvalidInput(
             f"address is {address!r}, of Ray's client; run this on a node of the cluster, with HOST:PORT or auto",
@@ -73,7 +73,7 @@ def reason(error: BaseException) -> str:
     return str(error).strip().rpartition("\n")[2].strip() or type(error).__name__
 
 
-def _given(address: str | None) -> str | None:
+def given(address: str | None) -> str | None:
     """The address of the cluster to join, None for one of this machine alone, which Ray calls local."""
     address = address or os.environ.get("RAY_ADDRESS") or None
     return None if address == "local" else address

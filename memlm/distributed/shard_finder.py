@@ -11,20 +11,25 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from memlm.base.options import RAY
 from memlm.errors import MemlmError, NotFound, Unavailable
 
+FOLDER_S, ASK_AGAIN_S = 60.0, 0.2
+
 
 class ShardFinder:
-    """Knows the addresses of the shards of `ray://NAME`. For one thread, but for `close`."""
+    """Knows the addresses of the shards of `ray://NAME` on the cluster at `address`, as `joined` finds it. For one
+    thread, but for `close`.
+    """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, address: str | None = None) -> None:
+        self.url, self._cluster = url, address
         self.addresses = dict[str, str]()  # by the names of actors, as long as these exist
-        self.path = ""
+        self.path, self.num_processes = "", 0
         self._process: subprocess.Popen[str] | None = None
         self._is_closed = False
 
@@ -41,6 +46,7 @@ class ShardFinder:
             self._end()  # it ends by itself, and the next one may find a cluster
             raise Unavailable(problem)
         found: dict[str, list[str] | None] = answer["shards"]
+        self.num_processes = len(found)  # with those that do not answer
         self.path = next((each[0] for each in found.values() if each), self.path)
         known = {actor: each[1] if each else self.addresses.get(actor, "") for actor, each in found.items()}
         self.addresses = {actor: address for actor, address in known.items() if address}
@@ -50,6 +56,7 @@ class ShardFinder:
         if process is None or process.poll() is not None:
             self._end()
             command = [sys.executable, "-m", "memlm.distributed.shard_finder", self.url.removeprefix(RAY)]
+            command += [] if self._cluster is None else [self._cluster]
             self._process = process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
             )
@@ -76,13 +83,19 @@ class ShardFinder:
             process.communicate()
 
 
-def find_folder(url: str) -> str:
-    """The folder of the datastore whose shards run as `ray://NAME`. Raises Unavailable without a cluster, and NotFound
-    for a name without shards.
+def find_folder(url: str, address: str | None = None) -> str:
+    """The folder of the datastore whose shards run as `ray://NAME`, on the cluster at `address`, as `joined` finds it.
+
+    Raises NotFound for a name without shards, and Unavailable without a cluster, or if no shard answers in a minute.
     """
-    finder = ShardFinder(url)
+    finder, deadline_s = ShardFinder(url, address), time.monotonic() + FOLDER_S
     try:
         finder.ask()
+        while finder.num_processes and not finder.path:  # they are busy, or being started again
+            if time.monotonic() > deadline_s:
+                raise Unavailable(f"{finder.num_processes} shards of {url} run, and none answers in {FOLDER_S:g} s")
+            time.sleep(ASK_AGAIN_S)
+            finder.ask()
     finally:
         finder.close()
     if not finder.path:
@@ -109,7 +122,7 @@ def main() -> None:
         try:
             from memlm.distributed.ray_shards import find, joined
 
-            held.enter_context(joined(None))
+            held.enter_context(joined(sys.argv[2] if len(sys.argv) > 2 else None))
         except ImportError:
             answer = {"problem": "ray:// needs Ray; install it: pip install 'memlm[ray]'"}
         except MemlmError as error:

@@ -134,15 +134,25 @@ class Shards:
     so does the search, or, with `partial`, goes on without this shard, and its result tells the shares of the entries.
     """
 
-    def __init__(self, addresses: Sequence[str], *, timeout_s: float = TIMEOUT_S, partial: bool = False) -> None:
-        """Waits up to ten seconds for all of them. Those that do not answer by then are asked again, until they do."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        partial: bool = False,
+        cluster: str | None = None,
+    ) -> None:
+        """Waits up to ten seconds for all of them. Those that do not answer by then are asked again, until they do.
+
+        `cluster` is the address of that with the shards `ray://NAME`, by default RAY_ADDRESS, or this node's cluster.
+        """
         if repeated := [each for each in addresses if addresses.count(each) > 1]:
             raise InvalidInput(f"the shard {repeated[0]!r} was given twice; leave one out", field="shards")
         self._timeout_s, self._partial, self._turn = timeout_s, partial, 0
         self._known_stores = set[str]()
         given = [check_shard(each) for each in addresses]
         self._replicas = [_connected(each) for each in given if not each.startswith(RAY)]
-        self._finders = [ShardFinder(each) for each in given if each.startswith(RAY)]
+        self._finders = [ShardFinder(each, cluster) for each in given if each.startswith(RAY)]
         self._unfound = {finder.url for finder in self._finders}  # under which there is no address
         self._masks: weakref.WeakKeyDictionary[Segment, tuple[SegmentView, bytes]] = weakref.WeakKeyDictionary()
         self._closing, self._moving = threading.Event(), threading.Lock()

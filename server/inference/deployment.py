@@ -148,9 +148,10 @@ def _needs_gpu(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> bool
 
 
 def _absolute(config: ServerConfig) -> ServerConfig:
-    """The settings with paths that mean the same in every folder. A model may be a name."""
+    """The settings with paths and an address that mean the same everywhere. A model may be a name."""
     return replace(
         config,
+        cluster=replace(config.cluster, address=ray.get_runtime_context().gcs_address),
         model=config.model.absolute() if config.model.exists() else config.model,
         stores=tuple(path.absolute() for path in config.stores),
         encoder=None if config.encoder is None else config.encoder.absolute(),

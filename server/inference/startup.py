@@ -71,7 +71,9 @@ def run_engine(
         def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
             outbox.send(DocumentsDeleted(store, None if document_ids is None else tuple(document_ids)))
 
-        shards = Shards(config.shards, partial=config.partial) if config.shards else None
+        shards: Shards | None = None
+        if config.shards:
+            shards = Shards(config.shards, partial=config.partial, cluster=config.cluster.address)
         search: ViewSearch = search_views if shards is None else shards.search
         engine = _load_model(config, stores, names, may_fail=set(stores) - required, on_lost=on_lost, search=search)
     except MemlmError as error:

@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,45 @@ def test_a_finder_keeps_what_it_knows_while_ray_does_not_answer(tmp_path, name, 
         assert finder.addresses == {}
     finally:
         finder.close()
+
+
+def test_a_folder_is_found_as_soon_as_a_busy_shard_answers(tmp_path, name, monkeypatch):
+    path, asked, ask_ray = cut_store(tmp_path, num_shards=1), list[ShardFinder](), ShardFinder.ask
+    (shard,) = ray_shards.place(path, name, num_shards=1)
+    monkeypatch.setattr(ShardFinder, "ask", lambda finder: (ask_ray(finder), asked.append(finder)))
+    with ThreadPoolExecutor(1) as pool:
+        os.kill(shard.pid, signal.SIGSTOP)
+        try:
+            found = pool.submit(find_folder, f"ray://{name}")
+            wait_until(lambda: found.done() or len(asked) == 2)
+        finally:
+            os.kill(shard.pid, signal.SIGCONT)
+        assert found.result(60) == str(path)
+
+
+def test_shards_that_run_and_do_not_answer_are_not_called_missing(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(shard_finder, "FOLDER_S", 0.0)
+    (shard,) = ray_shards.place(cut_store(tmp_path, num_shards=1), name, num_shards=1)
+    os.kill(shard.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Unavailable, match=f"1 shards of ray://{name} run, and none answers"):
+            find_folder(f"ray://{name}")
+    finally:
+        os.kill(shard.pid, signal.SIGCONT)
+
+
+def test_shards_are_found_on_the_cluster_that_is_given(tmp_path, name, monkeypatch, model_folder, store_folder):
+    """In the server and in its workers, whatever cluster is that of the environment."""
+    ray_shards.place(store_folder, name, num_shards=1)
+    address = os.environ["RAY_ADDRESS"]
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    options = ("--store", f"ray://{name}", "--address", address)
+    with (
+        RunningServer(tmp_path / "server.log", model_folder, options=options, forked=False) as server,
+        Client(server.address) as client,
+    ):
+        found = client.generate("the quick", max_tokens=4, temperature=0).result()
+        assert found.finished.usage.searched_share == 1
 
 
 def test_a_finder_without_a_cluster_says_so(monkeypatch):

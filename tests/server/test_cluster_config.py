@@ -22,7 +22,9 @@ RAY = ClusterConfig("ray", 2)
     ("options", "message"),
     [
         (["--replicas", "2"], "--replicas is 2, and the engine local has none"),
-        (["--address", "auto"], "--address is auto, and the engine local has none"),
+        (["--address", "auto"], "--address is auto, and neither the engine nor a datastore is on a cluster"),
+        (["--engine", "ray", "--store", "ray://notes"], "a store or shard is ray://NAME"),
+        (["--engine", "ray", "--store", "notes", "--shard", "ray://notes"], "a store or shard is ray://NAME"),
         (["--engine", "spark"], "engine"),
         (["--engine", "ray", "--replicas", "0"], "--replicas is 0"),
         (["--engine", "ray", "--replicas", "3", "--max-replicas", "2"], "--max-replicas is 2"),
@@ -30,7 +32,8 @@ RAY = ClusterConfig("ray", 2)
         (["--engine", "ray", "--device", "cuda:1"], "--device is cuda:1, and Ray gives each replica a GPU; give cuda"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: list[str], message: str) -> None:
+def test_options_that_do_not_fit_are_refused(options: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     result = CliRunner().invoke(app, ["serve", "--model", "model", "--print-config", *options])
     assert isinstance(result.exception, InvalidInput), result.output
     assert message in str(result.exception)
@@ -43,6 +46,14 @@ def test_the_options_reach_the_settings() -> None:
     assert '"max_replicas": 5' in result.output
     assert ClusterConfig("ray").replicas == ClusterConfig("ray").most_replicas == 1
     assert ClusterConfig("ray", 3).most_replicas == 3
+
+
+def test_an_address_goes_with_shards_on_a_cluster() -> None:
+    for options in (["--store", "ray://notes"], ["--shard", "ray://notes", "--engine", "ray"]):
+        shown = ["serve", "--model", "model", "--print-config", "--address", "host:6379", *options]
+        result = CliRunner().invoke(app, shown)
+        assert result.exit_code == 0, result.output
+        assert '"address": "host:6379"' in result.output
 
 
 def test_limits_are_shared_by_the_replicas_that_there_are_at_the_start() -> None:
