@@ -329,7 +329,8 @@ def table_of_sizes(reports: Rows) -> Iterator[str]:
         rows = sorted(of(rows_of(report), "by-size"), key=lambda row: int(row["entries"]))
         for one, adaptive in zip(rows[::2], rows[1::2], strict=True):
             cells = with_error(one, "nats_per_token"), with_error(one, "nats_less"), with_error(adaptive, "nats_less")
-            ratio = f"{one['over_alone']:.2f} (to {one['over_alone'] + one['over_alone_error']:.2f})"
+            low, high = one["over_alone_low"], one["over_alone"] + one["over_alone_error"]
+            ratio = f"{one['over_alone']:.2f} ({low:.2f} to {high:.2f})"
             words = MODELS[report["settings"]["model"]], TEXTS[one["text"]], f"{int(one['entries']):,}", one["index"]
             yield line(*words, *cells, ratio, f"{one['bytes_per_entry']:,.0f}")
 

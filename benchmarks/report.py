@@ -185,6 +185,7 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
             row[metric] = result["value"]
             if result["high"] is not None:
                 row[f"{metric}_error"] = result["high"] - result["value"]
+                row[f"{metric}_low"] = result["low"]
     return list(rows.values())
 
 
