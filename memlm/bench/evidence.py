@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memlm.base.progress import Progress, silent
+from memlm.bench.evidence_cost import cost
 from memlm.bench.evidence_deletion import deletion
 from memlm.bench.evidence_domains import Prepared, prepare
 from memlm.bench.evidence_equal_time import equal_time
@@ -38,6 +39,7 @@ TABLES: dict[str, Table] = {
     "equal-time": equal_time,
     "questions": questions,
     "by-size": by_size,
+    "cost": cost,
 }
 # Tables of models that are trained here, which need no datastore of the given model.
 OwnTable = Callable[[Checkpoint, Domain, Path, Sizes, Progress], list[dict[str, Any]]]
