@@ -25,6 +25,7 @@ LEARNED = {
     "equal_tokens": "of all, equal tokens",
     "equal_time": "of all, equal processor time",
 }
+TASK_WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "thresholded_lam": "adaptive λ with a threshold"}
 CUTS = {
     "frequency": ("0", "1-9", "10-99", "100+"),
     "word": ("name", "number", "function word", "other word", "sign"),
@@ -96,6 +97,9 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "questions": lambda: table_of_questions(of(rows, "questions")),
         "by-size": lambda: table_of_sizes(reports),
         "training": lambda: table_of_training(of(rows, "training")),
+        "tasks": lambda: table_of_tasks(of(rows, "tasks")),
+        "text-beside-tasks": lambda: table_of_text_beside_tasks(of(rows, "tasks")),
+        "cost": lambda: table_of_cost(of(rows, "cost")),
         "papers": lambda: table_of_papers({name: rows_of(report) for name, report in load().items()}),
         "deletion-traces": lambda: table_of_traces(of(rows, "deletion-traces")),
     }
@@ -345,6 +349,46 @@ def table_of_training(rows: Rows) -> Iterator[str]:
         counts = f"{int(row['entries']):,}", f"{row['tokens_seen']:,.0f}", f"{row['processor_s']:,.0f}"
         cells = with_error(row, "nats_per_token"), with_error(row, "nats_less")
         yield line(TEXTS[row["text"]], LEARNED[model], {"alone": "none", **WAYS}[way], *counts, *cells)
+
+
+def table_of_tasks(rows: Rows) -> Iterator[str]:
+    """A line for each domain and task: the right answers of the model alone, and the points that each way adds."""
+    yield from header("text", "task", "questions", "alone, %", *TASK_WAYS.values(), "changed by the last")
+    found = {(row["text"], row["task"], row["way"]): row for row in rows}
+    for text, task in dict.fromkeys((row["text"], row["task"]) for row in rows if "right" in row):
+        alone, *others = (found[text, task, way] for way in ("alone", *TASK_WAYS))
+        more = (f"{row['points_more']:+.1f} ± {row['points_more_error']:.1f}" for row in others)
+        name = task.removeprefix("local_").replace("_", " ")
+        changed = f"{others[-1]['changed']:.0f} %"
+        yield line(TEXTS[text], name, f"{alone['questions']:.0f}", with_error(alone, "right", 1), *more, changed)
+
+
+def table_of_text_beside_tasks(rows: Rows) -> Iterator[str]:
+    """A line for each domain and way: its gain on text of the domain, and the share of positions without memory."""
+    yield from header("text", "way", "nats a token less than alone", "share of the gain", "positions with λ = 0")
+    gains = [row for row in rows if "nats_less" in row]
+    whole = {row["text"]: row["nats_less"] for row in gains if row["way"] == "adaptive_lam"}
+    for row in gains:
+        share, left_alone = row["nats_less"] / whole[row["text"]], row["left_alone"]
+        cells = with_error(row, "nats_less"), f"{100 * share:.0f} %", f"{100 * left_alone:.0f} %"
+        yield line(TEXTS[row["text"]], TASK_WAYS[row["way"]], *cells)
+
+
+def table_of_cost(rows: Rows) -> Iterator[str]:
+    """A line for each domain and way: medians, and the least and the most of a ratio."""
+    tells_energy = any("joules_per_token" in row for row in rows)
+    energy = ("J a token",) if tells_energy else ()
+    yield from header(
+        "text", "way", "tokens/s", "ms to the first token", "time over alone", "MB on the disk", "MB of RAM", *energy
+    )
+    for row in rows:
+        low, high = (f"{row[f'time_over_alone_{end}']:.2f}" for end in ("low", "high"))
+        cells = [f"{row['tokens_per_s']:.1f}", f"{row['first_token_ms']:.0f}"]
+        cells.append(f"{row['time_over_alone']:.2f} ({low} to {high})")
+        cells += [f"{row[name] / 1e6:.1f}" if name in row else "-" for name in ("disk_bytes", "ram_bytes")]
+        if tells_energy:
+            cells.append(f"{row['joules_per_token']:.2f}" if "joules_per_token" in row else "-")
+        yield line(TEXTS[row["text"]], WAYS.get(row["way"], row["way"]), *cells)
 
 
 def draw(rows: Rows) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-ROW_WORDS = "table|entries|store|way|index|cut|prompts|streams|text|window|windows|keys|tokens|depth|context"
+ROW_WORDS = "table|task|entries|store|way|index|cut|prompts|streams|text|window|windows|keys|tokens|depth|context"
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
             row[metric] = result["value"]
             if result["high"] is not None:
                 row[f"{metric}_error"] = result["high"] - result["value"]
-                row[f"{metric}_low"] = result["low"]
+                row[f"{metric}_low"], row[f"{metric}_high"] = result["low"], result["high"]
     return list(rows.values())
 
 

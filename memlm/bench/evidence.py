@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from memlm.bench.evidence_generation import facts, generation
 from memlm.bench.evidence_passages import passages
 from memlm.bench.evidence_questions import questions
 from memlm.bench.evidence_size import by_size
+from memlm.bench.evidence_tasks import AskedTasks, tasks_of
 from memlm.bench.evidence_texts import Domain, Sizes, domain_of, text_hash
 from memlm.bench.evidence_tokens import gain_by_token
 from memlm.bench.evidence_training import training
-from memlm.errors import check_choice
+from memlm.errors import InvalidInput, check_choice
 from memlm.model.checkpoint import Checkpoint
 
+TASKS = "tasks"  # the table that needs files of the caller
 Table = Callable[[Checkpoint, Prepared, Progress], list[dict[str, Any]]]
 TABLES: dict[str, Table] = {
     "gain-by-domain": gain_by_domain,
@@ -44,7 +47,7 @@ TABLES: dict[str, Table] = {
 # Tables of models that are trained here, which need no datastore of the given model.
 OwnTable = Callable[[Checkpoint, Domain, Path, Sizes, Progress], list[dict[str, Any]]]
 OWN_TABLES: dict[str, OwnTable] = {"training": training}
-NAMES = (*TABLES, *OWN_TABLES)
+NAMES = (*TABLES, *OWN_TABLES, TASKS)
 
 
 def bench_evidence(
@@ -54,30 +57,44 @@ def bench_evidence(
     only: Sequence[str] = (),
     sizes: Sizes | None = None,
     *,
+    asked: AskedTasks | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """The rows of some tables, by default of all, for each domain. `texts` names the texts of each domain by hash.
+    """The rows of some tables, by default of all, for each domain. `texts` names the texts of each domain by hash. The
+    table of tasks needs some that are `asked`.
 
     Raises InvalidInput for an unknown table or domain.
     """
     sizes = sizes or Sizes()
-    for name in only:
-        check_choice("only", name, NAMES)
+    check_tables(only, asked)
+    tables = dict(TABLES)
+    if asked is not None:
+        tables[TASKS] = partial(tasks_of, asked)
     drawn = [domain_of(given, checkpoint.tokenizer, sizes, seed) for given in domains]
     figures: dict[str, Any] = {
         "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."), "seed": str(seed),
         "sizes": asdict(sizes), "texts": {domain.name: _named(domain) for domain in drawn}, "rows": [],
     }  # fmt: skip
     for domain in drawn:
-        for name in only or NAMES:
+        for name in only or (*tables, *OWN_TABLES):
             if name in OWN_TABLES:
                 rows = OWN_TABLES[name](checkpoint, domain, work / f"{domain.name}.{name}", sizes, progress)
             else:
                 prepared = prepare(checkpoint, domain, work / domain.name, sizes, progress)
-                rows = TABLES[name](checkpoint, prepared, progress)
+                rows = tables[name](checkpoint, prepared, progress)
             figures["rows"] += [{"table": name, **row} for row in rows]  # a row may name another table
+    if asked is not None:
+        figures["tasks"] = {row["task"]: row["sha256"] for row in figures["rows"] if "sha256" in row}
     return figures
+
+
+def check_tables(only: Sequence[str], asked: AskedTasks | None) -> None:
+    """Raises InvalidInput for an unknown table, and for that of tasks without any."""
+    for name in only:
+        check_choice("only", name, NAMES)
+    if TASKS in only and asked is None:
+        raise InvalidInput(f"the table {TASKS!r} needs tasks of the harness; name them by --tasks", field="tasks")
 
 
 def _named(domain: Domain) -> dict[str, Any]:

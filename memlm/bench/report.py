@@ -40,10 +40,10 @@ SETTINGS = (
     "real_keys", "repeats", "shards", "streams", "target", "temperature", "tokens",
 )  # fmt: skip
 ROW_WORDS = (
-    "table", "text", "entries", "store", "way", "index", "cut", "prompts", "streams", "keys", "windows", "tokens",
-    "depth", "effect", "config", "delay_ms",
+    "table", "text", "task", "entries", "store", "way", "index", "cut", "prompts", "streams", "keys", "windows",
+    "tokens", "depth", "effect", "config", "delay_ms",
 )  # fmt: skip
-LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python")
+LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python", "lm_eval")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 
 

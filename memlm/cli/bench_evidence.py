@@ -37,25 +37,34 @@ def evidence(
     minutes: Annotated[
         float, typer.Option(help="Training of the smallest model of the table `training`.", min=0.01)
     ] = 1.0,
+    tasks: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Tasks of the lm-evaluation-harness, for the table of tasks.")
+    ] = "",
+    include: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Take tasks from this folder, in place of the harness's own.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Questions of each task (default: all).", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal documents.", min=0)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
     """Tables of what memory is worth, by domain. Each figure has a standard error over held-out documents."""
-    from memlm.bench.evidence import NAMES, bench_evidence
+    from memlm.bench.evidence import bench_evidence, check_tables
+    from memlm.bench.evidence_tasks import AskedTasks
     from memlm.bench.evidence_texts import LIBRARY, Sizes
     from memlm.bench.report import report
-    from memlm.errors import check_choice
     from memlm.model.checkpoint import load_checkpoint
 
-    names = [name for name in only.split(",") if name]
-    for name in names:
-        check_choice("only", name, NAMES)  # before the model is loaded
+    names, task_names = ([name for name in given.split(",") if name] for given in (only, tasks))
+    asked = AskedTasks(tuple(task_names), include, limit) if task_names else None
+    check_tables(names, asked)  # before the model is loaded
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     sizes = Sizes(entries, documents, document_tokens, questions, minutes)
     with ConsoleProgress() as progress, _folder(work) as folder:
-        figures = bench_evidence(checkpoint, domains or [LIBRARY], folder, names, sizes, seed=seed, progress=progress)
+        figures = bench_evidence(
+            checkpoint, domains or [LIBRARY], folder, names, sizes, asked=asked, seed=seed, progress=progress
+        )
     if json:
         emit_json(report(figures, repeats=None))
         return

@@ -347,6 +347,13 @@ def tune(
             metavar="NATS", help="Follow the last neighbors in place of a search where that costs no more a token."
         ),
     ] = None,
+    keep_gain: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Leave to the model alone the positions of small lam, as long as this share of the gain stays.",
+        ),
+    ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     glob: options.Glob = "**/*",
@@ -367,7 +374,7 @@ def tune(
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         report = run(
             checkpoint, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
-            progress=progress,
+            keep_gain=keep_gain, progress=progress,
         )  # fmt: skip
     print_tuning(report, json=json)
 

@@ -237,6 +237,11 @@ def print_tuning(report: Any, *, json: bool) -> None:
         f"with a lam that adapts {report.adaptive_nats:.4f} (gain over one lam {report.adaptive_gain:.4f} ±"
         f" {report.adaptive_gain_error:.4f}; {verdict})"
     )
+    if report.threshold:
+        out.print(
+            f"lam is 0 below {report.threshold:.3f}, at {report.left_alone:.0%} of positions, and"
+            f" {report.gain_left:.0%} of the gain stays"
+        )
     verdict = "kept" if report.skip_kept else "not kept; see --skip-loss"
     out.print(
         f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"

@@ -15,6 +15,7 @@ from memlm.generation.prompts import too_long
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.gate import gated
 from memlm.retrieval.interpolation import knn_logprobs, mix
+from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
 
 
@@ -60,15 +61,24 @@ def loglikelihood(
             if retriever.gate is not None:
                 mixed_ND = gated(decoder, retriever.gate, hidden_ND.float(), found.neighbors)
                 lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype))
-        total, is_greedy = 0.0, True
-        for row, token_id in enumerate(new_ids):
-            knn, lam = None, 0.0
-            if found is not None:
-                knn = knn_logprobs(found.logweights_QK[row], found.neighbors.values_QK[row])
-                lam = 0.0 if knn is None else float(found.lams_Q[row])
-            logprobs_V = mix(lm_logprobs_NV[row], knn, lam)
-            total += float(logprobs_V[token_id])
-            is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
+        return mixed_likelihood(lm_logprobs_NV, new_ids, found)
+
+
+def mixed_likelihood(
+    lm_logprobs_NV: Float[Tensor, "N V"], new_ids: Sequence[int], found: RetrievalResult | None
+) -> tuple[float, bool]:
+    """The log-probability of tokens in the mixture of the model and the neighbors of each, and whether each is the
+    likeliest there.
+    """
+    total, is_greedy = 0.0, True
+    for row, token_id in enumerate(new_ids):
+        knn, lam = None, 0.0
+        if found is not None:
+            knn = knn_logprobs(found.logweights_QK[row], found.neighbors.values_QK[row])
+            lam = 0.0 if knn is None else float(found.lams_Q[row])
+        logprobs_V = mix(lm_logprobs_NV[row], knn, lam)
+        total += float(logprobs_V[token_id])
+        is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
     return total, is_greedy
 
 

@@ -92,6 +92,12 @@ class Trial:
             evidence.windows_Q,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Trial]) -> Trial:
+        """The positions of some trials, one behind another."""
+        names = ("features_QF", "lm_Q", "knn_Q", "windows_Q")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def mixed(self, lam: float | AdaptiveLam) -> Float64[np.ndarray, " Q"]:
         """Returns the mixture's probability of each target."""
         lams_Q = lam.lams(self.features_QF) if isinstance(lam, AdaptiveLam) else lam
@@ -128,6 +134,25 @@ def fit_lam(new: Trial, own: Trial | None, lam: float) -> LamFit:
         if kept := nats_of(mixed_Q) <= nats_of(new.lm_Q) + SMALL_LOSS and loss <= PRICE + error:
             break
     return LamFit(_fit(new, own, lam, share), mixed_Q, kept)
+
+
+def find_threshold(new: Trial, adaptive: AdaptiveLam, keep: float) -> tuple[float, float, float]:
+    """Finds the largest threshold of λ with which new text keeps the share `keep` of its gain over the model alone.
+
+    Text of another domain then gets the model alone at more of its positions. Returns the threshold, the share of the
+    positions of new text that it leaves to the model alone, and the share of the gain that stays. 0, 0 and 1 where
+    there is no gain.
+    """
+    lams_Q = adaptive.lams(new.features_QF).astype(np.float64)
+    saved_Q = np.log(np.maximum(new.mixed(adaptive), 1e-300)) - np.log(np.maximum(new.lm_Q, 1e-300))
+    order_Q = np.argsort(lams_Q, kind="stable")
+    kept_Q = saved_Q[order_Q][::-1].cumsum()[::-1]  # what the positions from here on save
+    is_first_Q = np.diff(lams_Q[order_Q], prepend=-1.0) > 0  # of equal λ, all or none
+    enough_Q = np.flatnonzero(is_first_Q & (kept_Q >= keep * kept_Q[0]))
+    if kept_Q[0] <= 0 or not len(enough_Q):
+        return 0.0, 0.0, 1.0
+    first = int(enough_Q[-1])
+    return float(lams_Q[order_Q[first]]), first / len(lams_Q), float(kept_Q[first] / kept_Q[0])
 
 
 def _fit(new: Trial, own: Trial | None, start: float, share: float) -> AdaptiveLam:

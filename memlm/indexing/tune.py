@@ -20,11 +20,11 @@ from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_range
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
-from memlm.indexing.fitting import Evidence, Trial, fit_lam, gain_of, grid_search, nats_of
+from memlm.indexing.fitting import Evidence, Trial, find_threshold, fit_lam, gain_of, grid_search, nats_of
 from memlm.indexing.option_trials import EncodedText, try_lists, try_pointers
 from memlm.indexing.passages import sample_prompts
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
@@ -50,6 +50,9 @@ class TuneReport:
     largest log-probability is `skip_retrieval_above` or more. At least `min_pointers` pointers replace the share
     `pointer_share` of searches, for `pointer_loss`. `nprobe` lists lose `nprobe_loss` nats against the most that were
     tried (None for a store without lists).
+
+    λ is 0 below `threshold`, which is the case at the share `left_alone` of positions, and the share `gain_left` of
+    the gain with an adaptive λ over the model alone stays. The threshold is 0 where none was asked for or found.
     """
 
     k: int
@@ -74,6 +77,9 @@ class TuneReport:
     pointers_kept: bool
     nprobe: int | None
     nprobe_loss: float
+    threshold: float
+    left_alone: float
+    gain_left: float
     tuned_on: str
 
 
@@ -86,6 +92,7 @@ def tune(
     largest_k: int = LARGEST_K,
     skip_loss: float | None = None,
     pointer_loss: float | None = None,
+    keep_gain: float | None = None,
     progress: Progress = silent,
 ) -> TuneReport:
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
@@ -93,9 +100,11 @@ def tune(
     Reads at most `max_tokens` tokens, and pieces of the store's documents. Keeps an adaptive λ if it costs these tokens
     at most half a percent over the model alone, and 3 % over one λ. With `skip_loss`, keeps a threshold above which
     nothing is searched, and with `pointer_loss` a number of pointers that replace a search, if each costs at most so
-    many nats per token. Raises InvalidInput for texts without a token and for a store without entries, and
-    Incompatible for one without keys.
+    many nats per token. With `keep_gain`, an adaptive λ is 0 below the largest threshold that keeps this share of its
+    gain over the model alone, so that text of other domains is left to the model. Raises InvalidInput for texts without
+    a token and for a store without entries, and Incompatible for one without keys.
     """
+    check_range("keep_gain", keep_gain, above=0, most=1)
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         model_store = ModelStore(datastore, checkpoint)
@@ -110,7 +119,7 @@ def tune(
         own = _own_text(model_store, checkpoint, start.k, progress)
         k, temperature, lam = grid_search(evidence, start.temperature, own)
         tuned_on = texts.label + f" ({len(evidence.lm_logprobs_Q)} tokens)"
-        report, adaptive = _fit_adaptive(evidence, own, k, temperature, lam, skip_loss, tuned_on)
+        report, adaptive = _fit_adaptive(evidence, own, k, temperature, lam, skip_loss, keep_gain, tuned_on)
         chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_retrieval_above=None, min_pointers=None)
         nprobe, nprobe_loss = try_lists(evidence.texts, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=nprobe_loss)
@@ -144,6 +153,7 @@ def _fit_adaptive(
     temperature: float,
     lam: float,
     skip_loss: float | None,
+    keep_gain: float | None,
     tuned_on: str,
 ) -> tuple[TuneReport, AdaptiveLam]:
     """Fits an adaptive λ, and evaluates it, one λ, and skipping."""
@@ -155,6 +165,10 @@ def _fit_adaptive(
     threshold, share, loss = find_skip_threshold(
         lm_Q, adapted_Q if kept else fixed_Q, evidence.max_logprobs_Q, skip_loss or SHOWN_LOSS
     )
+    adaptive, found = fitted.adaptive, (0.0, 0.0, 1.0)
+    if kept and keep_gain is not None:
+        found = find_threshold(new, adaptive, keep_gain)
+        adaptive = replace(adaptive, threshold=found[0])
     report = TuneReport(
         k=k,
         lam=lam,
@@ -178,9 +192,12 @@ def _fit_adaptive(
         pointers_kept=False,
         nprobe=None,
         nprobe_loss=0.0,
+        threshold=found[0],
+        left_alone=found[1],
+        gain_left=found[2],
         tuned_on=tuned_on,
     )
-    return report, fitted.adaptive
+    return report, adaptive
 
 
 def _own_text(store: ModelStore, checkpoint: Checkpoint, k: int, progress: Progress) -> Evidence | None:

@@ -27,7 +27,7 @@ LEAST, MOST = 1e-4, 0.999
 @dataclass(frozen=True, slots=True)
 class AdaptiveLam:
     """Weights over standardized features: λ = sigmoid(bias + weights . (features - means) / scales). It is least where
-    the nearest neighbor has a log_distance above `reach`.
+    the nearest neighbor has a log_distance above `reach`, and 0 where it would be below `threshold`: the model alone.
     """
 
     bias: float
@@ -35,12 +35,13 @@ class AdaptiveLam:
     means: tuple[float, ...]
     scales: tuple[float, ...]
     reach: float | None = None
+    threshold: float = 0.0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> AdaptiveLam:
         """Takes the fields as a store's manifest holds them."""
         weights, means, scales = (tuple(fields[name]) for name in ("weights", "means", "scales"))
-        return cls(fields["bias"], weights, means, scales, fields.get("reach"))
+        return cls(fields["bias"], weights, means, scales, fields.get("reach"), fields.get("threshold", 0.0))
 
     def lams(self, features_QF: Float[np.ndarray, "Q F"]) -> Float32[np.ndarray, " Q"]:
         """Returns λ at each position."""
@@ -49,7 +50,8 @@ class AdaptiveLam:
         lams_Q = np.clip(1 / (1 + np.exp(-logits_Q)), LEAST, MOST)
         if self.reach is not None:
             lams_Q = np.where(features_QF[:, 0] > self.reach, LEAST, lams_Q)
-        return lams_Q.astype(np.float32)
+        lams_Q = lams_Q.astype(np.float32)
+        return np.where(lams_Q < np.float32(self.threshold), np.float32(0), lams_Q)
 
 
 def features_of(

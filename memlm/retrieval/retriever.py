@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
@@ -326,12 +326,21 @@ class Retriever:
                     shares_Q = np.ones(len(keys_QD))
                     shares_Q[rows_R] = searched.shares_Q
         logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
-        lams_Q = np.full(len(keys_QD), self.lam)
-        if self.adaptive is not None and max_logprobs_Q is not None:
-            features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
-            lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
+        lams_Q = self.lams_of(neighbors, logweights_QK, max_logprobs_Q)
         stores_QK = np.zeros_like(neighbors.ids_QK)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
+
+    def lams_of(
+        self,
+        neighbors: Neighbors,
+        logweights_QK: Float32[np.ndarray, "Q K"],
+        max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
+    ) -> Float64[np.ndarray, " Q"]:
+        """λ at each of Q positions with these neighbors of one store. It adapts where `max_logprobs_Q` are given."""
+        if self.adaptive is None or max_logprobs_Q is None:
+            return np.full(len(logweights_QK), self.lam)
+        features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
+        return self.adaptive.lams(features_QF).astype(np.float64)
 
     def _union(self, num_keys: int, find: _Find) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memlm.index.neighbors import Neighbors
-from memlm.indexing.fitting import PRICE, Evidence, Trial, fit_lam, gain_of, nats_of
+from memlm.indexing.fitting import PRICE, Evidence, Trial, find_threshold, fit_lam, gain_of, nats_of
 from memlm.indexing.tune import _fit_adaptive
 from memlm.language_model import load
 from memlm.retrieval.adaptive import LEAST, AdaptiveLam, features_of, fit
@@ -71,6 +71,49 @@ def test_a_neighbor_beyond_reach_has_the_least_weight_and_old_stores_have_no_rea
     assert near == pytest.approx([0.8808, LEAST], abs=1e-4)
 
 
+def test_a_lam_below_the_threshold_is_0_and_old_stores_have_no_threshold():
+    fields = {"bias": 0.0, "weights": [1.0] + [0.0] * 4, "means": [0.0] * 5, "scales": [1.0] * 5}
+    features_QF = np.array([[-1.0, 0, 0, 0, 0], [0.0, 0, 0, 0, 0], [1.0, 0, 0, 0, 0]])
+    lams = AdaptiveLam.of(fields).lams(features_QF)
+    assert lams == pytest.approx([0.2689, 0.5, 0.7311], abs=1e-4)
+    assert AdaptiveLam.of({**fields, "threshold": 0.5}).lams(features_QF) == pytest.approx([0, *lams[1:]])
+    # The threshold is kept as a number of 64 bits, and each λ equals it or not as one of 32.
+    assert AdaptiveLam.of({**fields, "threshold": float(lams[2])}).lams(features_QF) == pytest.approx([0, 0, lams[2]])
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.9, 1.0])
+def test_the_threshold_is_the_largest_of_all_that_keep_the_gain(keep):
+    rng = np.random.default_rng(6)
+    features_QF = np.zeros((300, 5))
+    features_QF[:, 2] = rng.normal(0.5, 0.5, size=300).round(1)  # so that many λs are equal
+    lam = replace(LAM, bias=-1.0)
+    is_right_Q = rng.random(300) < lam.lams(features_QF)  # as a fitted λ would have it
+    trial = Trial(features_QF, rng.uniform(0.05, 0.4, 300), np.where(is_right_Q, 0.9, 0.01), np.arange(300) // 30)
+
+    def gain(threshold: float) -> float:
+        mixed_Q = [
+            each * knn + (1 - each) * lm if each >= threshold else lm
+            for each, knn, lm in zip(lam.lams(features_QF).tolist(), trial.knn_Q, trial.lm_Q, strict=True)
+        ]
+        return sum(math.log(mixed / lm) for mixed, lm in zip(mixed_Q, trial.lm_Q, strict=True))
+
+    assert gain(0) > 0
+    threshold, left_alone, left = find_threshold(trial, lam, keep)
+    assert threshold == max(each for each in {0.0, *lam.lams(features_QF).tolist()} if gain(each) >= keep * gain(0))
+    assert threshold > 0
+    assert left_alone == pytest.approx((lam.lams(features_QF) < np.float32(threshold)).mean())
+    assert left == pytest.approx(gain(threshold) / gain(0))
+    assert nats_of(trial.mixed(replace(lam, threshold=threshold))) == pytest.approx(
+        nats_of(trial.lm_Q) - gain(threshold) / 300
+    )
+
+
+def test_there_is_no_threshold_without_a_gain():
+    rng = np.random.default_rng(7)
+    trial = Trial(rng.normal(size=(50, 5)), np.full(50, 0.5), np.full(50, 0.1), np.zeros(50, int))
+    assert find_threshold(trial, LAM, 0.9) == (0.0, 0.0, 1.0)
+
+
 def test_stored_text_has_the_largest_weight_that_costs_new_text_nothing():
     rng = np.random.default_rng(5)
 
@@ -100,9 +143,10 @@ def test_a_lam_that_fits_noise_is_not_kept():
         found,
         np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
     )
-    report, _ = _fit_adaptive(evidence, None, 4, 1.0, 0.3, None, "noise")
+    report, _ = _fit_adaptive(evidence, None, 4, 1.0, 0.3, None, 0.9, "noise")
     assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
     assert not report.adaptive_kept
+    assert report.threshold == 0
 
 
 def test_the_gains_error_counts_windows_and_not_tokens():
@@ -206,7 +250,33 @@ def test_tuning_keeps_what_is_better_on_text_it_was_not_fitted_to(model_folder, 
     skipping = tune(model_folder, tmp_path / "s", held_out, largest_k=32, skip_loss=0.05)
     assert skipping.skip_kept
     assert skipping.skip_loss <= 0.05 + 1e-3
+    assert skipping.threshold == 0
     with load(model_folder, [tmp_path / "s"]) as lm:
         total = evaluate(lm, held_out).total
     best = report.adaptive_nats if report.adaptive_kept else report.knn_nats
     assert total.nll / total.tokens == pytest.approx(best + skipping.skip_loss, abs=0.03)
+
+
+def test_tuning_leaves_positions_to_the_model_alone_where_it_is_asked_to(
+    model_folder, store_folder, corpus_folder, tmp_path
+):
+    from memlm.data.corpus import Corpus
+    from memlm.errors import InvalidInput
+    from memlm.index.store.datastore import Datastore
+    from memlm.indexing.tune import tune
+
+    shutil.copytree(store_folder, tmp_path / "s")
+    texts = Corpus([corpus_folder / "doc-7.txt"])
+    for wrong in (0.0, 1.1):
+        with pytest.raises(InvalidInput, match="keep_gain"):
+            tune(model_folder, tmp_path / "s", texts, largest_k=32, keep_gain=wrong)
+    report = tune(model_folder, tmp_path / "s", texts, largest_k=32, keep_gain=0.9)
+    assert report.adaptive_kept
+    assert 0 < report.threshold < 1
+    assert report.gain_left >= 0.9
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.snapshot.defaults.adaptive["threshold"] == report.threshold
+    with load(model_folder, [tmp_path / "s"]) as lm:
+        scores = lm.score(next(iter(texts)).text, token_scores=True).token_scores
+    left_alone = [score for score in scores if score.logprob == score.lm_logprob]
+    assert len(left_alone) / len(scores) == pytest.approx(report.left_alone, abs=0.02)
