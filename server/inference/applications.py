@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
 from contextlib import suppress
@@ -23,7 +24,7 @@ from ray.serve.exceptions import RayServeException
 from memlm.distributed.cluster import reason
 from memlm.errors import Unavailable
 
-PREFIX = "memlm-"  # of the names of applications
+OURS = re.compile(r"memlm-.+-[0-9a-f]{16}")  # names of applications; others may begin with memlm, too
 NAMESPACE = "serve"  # of Ray Serve's actors
 SERVERS = "memlm-servers"  # the namespace of the actors of servers
 POLL_S, WATCH_S = 0.1, 1.0
@@ -38,7 +39,7 @@ class ServerActor:
 
 def new_name() -> str:
     """A name that no other application has."""
-    return f"{PREFIX}{socket.gethostname()}-{token_hex(8)}"
+    return f"memlm-{socket.gethostname()}-{token_hex(8)}"
 
 
 def register(name: str) -> Any:
@@ -77,7 +78,7 @@ def end(name: str) -> None:
 def end_abandoned() -> None:
     """Ends the applications of servers that were killed. Raises as `end`."""
     for name in serve.status().applications:
-        if name.startswith(PREFIX) and not exists(name, SERVERS):
+        if OURS.fullmatch(name) and not exists(name, SERVERS):
             log.warning("the application %s is ended: its server is gone", name)
             end(name)
 

@@ -86,20 +86,30 @@ def test_replicas_end_with_a_server_that_is_killed(address: str, tmp_path: Path,
 
 
 def test_a_server_ends_what_a_killed_one_left(address: str, tmp_path: Path, long_model: Path) -> None:
-    """Before it reads the sessions. The replica that was left stands still, so that it does not end itself."""
+    """Before it reads the sessions. The replica that was left stands still, so that it does not end itself. An
+    application of another program stays.
+    """
+
+    class Other:  # is defined here, so that Ray sends it and does not import this module
+        pass
+
+    other = ray_serve.deployment(Other, ray_actor_options={"num_cpus": 0})
+    ray_serve.run(other.bind(), name="memlm-gateway", route_prefix=None)
     options = ("--address", address, "--session-dir", str(tmp_path / "sessions"))
     with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
         name = client.session().name
         tokens = client.append_to_session(name, "a text").num_tokens
         (left,) = replica_pids(server)
-        (application,) = applications()
+        (application,) = {*applications()} - {"memlm-gateway"}
         os.kill(left, signal.SIGSTOP)
         server.process.kill()
     with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
         assert not is_alive(left)
         assert application not in applications()
+        assert "memlm-gateway" in applications()
         assert f"{application} is ended" in server.output
         assert client.get_session(name).num_tokens == tokens
+    ray_serve.delete("memlm-gateway")
 
 
 def test_a_signal_while_the_application_is_deployed_leaves_none(address: str, tmp_path: Path, long_model: Path) -> None:
