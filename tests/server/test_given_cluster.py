@@ -124,7 +124,7 @@ def test_a_signal_while_the_application_is_deployed_leaves_none(address: str, tm
 
 def test_a_request_that_arrives_twice_runs_once(address: str, tmp_path: Path, long_model: Path) -> None:
     """While the first of both runs, and after it."""
-    with serve(tmp_path, long_model, options=("--address", address)) as server:
+    with serve(tmp_path, long_model, options=("--address", address, "--drain", "3600")) as server:
         (application,), (replica,) = applications(), re.findall(r"replica (\w+) is ready", server.output)
         calls = ray_serve.get_deployment_handle("replica", application).options(session_id=replica, stream=True)
 
@@ -138,6 +138,7 @@ def test_a_request_that_arrives_twice_runs_once(address: str, tmp_path: Path, lo
         ((result,),) = ask("two", TokenizeRequest("a text"))
         assert isinstance(result, Result)
         assert_refused(next(ask("two", TokenizeRequest("a text"))))
+    assert applications() == []  # though one still runs, for which Ray Serve would wait an hour
 
 
 def assert_refused(answers: list[Answer]) -> None:
@@ -148,7 +149,7 @@ def assert_refused(answers: list[Answer]) -> None:
 
 
 def test_a_second_signal_ends_at_once_and_leaves_nothing(address: str, tmp_path: Path, long_model: Path) -> None:
-    """Ray Serve would wait for an hour for the requests of a replica that stops."""
+    """With a request that may take another hour."""
     options = ("--address", address, "--drain", "3600")
     with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
         pids = replica_pids(server)
