@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from evidence_papers import table_of_papers
+from evidence_rows import TEXTS, Rows, by_text, header, line, of, with_error
+from evidence_summary import table_of_the_summary
 from report import load, rows_of
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
 PAGES = (REPORTS / "evidence.md", ROOT / "README.md")
 WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "context_cache": "context cache", "both": "both"}
-TEXTS = {"isabelle": "Isabelle", "library": "standard library", "wikitext": "WikiText-2", "books": "books"}
 MODELS = {"SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M", "stories260k": "stories260k"}
 LEARNED = {
     "quarter": "of a quarter of the text",
@@ -65,7 +66,6 @@ TRACES = {
     "passage": "mean keys of passages",
     "chunk": "vectors of chunks",
 }
-Rows = list[dict[str, Any]]
 
 
 def main() -> None:
@@ -111,86 +111,6 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         return f"<!-- table: {found[1]} -->\n\n{lines}\n\n<!-- end -->"
 
     return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
-
-
-def of(rows: Rows, table: str) -> Rows:
-    """The rows of one table, in the order of the domains."""
-    order = list(TEXTS)
-    return sorted((row for row in rows if row["table"] == table), key=lambda row: order.index(row["text"]))
-
-
-def header(*columns: str) -> Iterator[str]:
-    """The first two lines of a table."""
-    yield "| " + " | ".join(columns) + " |"
-    yield "|" + "---|" * len(columns)
-
-
-def line(*cells: str) -> str:
-    """A line of a table."""
-    return "| " + " | ".join(cells) + " |"
-
-
-def with_error(row: dict[str, Any], name: str, digits: int = 3) -> str:
-    """A figure and its standard error."""
-    return f"{row[name]:.{digits}f} ± {row[f'{name}_error']:.{digits}f}"
-
-
-def table_of_the_summary(rows: Rows) -> Iterator[str]:
-    """A line for each domain and task: the model alone, and the change by a datastore and by its alternative."""
-    yield from header("text or task", "measure", "model alone", "datastore", "alternative")
-    nats, right, none = "nats a token", "right answers", "-"
-    for row in (row for row in of(rows, "gain-by-domain") if row["way"] == "adaptive_lam"):
-        text = f"unseen text like {int(row['entries']):,} stored tokens, {TEXTS[row['text']]}"
-        yield line(link(text, "gain-by-domain"), nats, f"{row['nats_per_token']:.2f}", change(row), none)
-    for name, ways in by_text(of(rows, "passages")):
-        task = link(f"the same with equal contexts, {TEXTS[name]}", "text-against-passages-in-the-prompt")
-        alone, other = f"{ways['alone']['nats_per_token']:.2f}", f"passages in the prompt: {change(ways['passages'])}"
-        yield line(task, nats, alone, change(ways["datastore"]), other)
-    for name, ways in by_text(of(rows, "training")):
-        task = link(f"a small model of a quarter of {TEXTS[name]}, the rest stored", "a-datastore-against-training")
-        alone, other = f"{ways['quarter alone']['nats_per_token']:.2f}", change(ways["equal_time alone"])
-        yield line(task, nats, alone, change(ways["quarter adaptive_lam"]), f"training on all, equal time: {other}")
-    for name, ways in by_text(of(rows, "equal-time")):
-        task = link(f"the same in equal time, {TEXTS[name]}", "text-in-equal-time")
-        stored, other = ways["datastore at_once"], ways["passages in the time of at_once"]
-        alone = f"{stored['nats_per_token'] + stored['nats_less']:.2f}"
-        yield line(task, nats, alone, change(stored), f"passages in the prompt: {change(other)}")
-    asked = [row for row in of(rows, "questions") if row.get("cut", "all") == "all"]
-    for name, ways in by_text(asked):
-        task = link(f"questions about stored documents, {TEXTS[name]}", "questions-against-passages-in-the-prompt")
-        alone, stored, other = (percent(ways[way], "right") for way in ("alone", "datastore", "passages by_words"))
-        yield line(task, right, alone, stored, f"passages in the prompt: {other}")
-    for row in (row for row in of(rows, "facts") if row["way"] == "as_taught"):
-        before = percent(row, "right_before")
-        task = link(f"{row['facts']:.0f} invented facts, taught beside {TEXTS[row['text']]}", "invented-facts")
-        yield line(task, right, before, percent(row, "right_taught"), none)
-        yield line("the same facts, deleted", right, before, percent(row, "right_deleted"), none)
-    if deleted := of(rows, "deletion"):
-        kinds = sum(row["index"] != "remembered" for row in deleted)
-        task = link(f"text that was deleted and purged, {kinds} kinds of index, tiny model", "deletion")
-        off = max(row["off_purged"] for row in deleted)
-        yield line(task, "largest change of a probability by it", "-", f"{off:.1g}", none)
-
-
-def link(text: str, section: str) -> str:
-    """A link from the README to a section of the report."""
-    return f"[{text}](docs/reports/evidence.md#{section})"
-
-
-def by_text(rows: Rows) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-    """The rows of each domain by their ways."""
-    for name in dict.fromkeys(row["text"] for row in rows):
-        yield name, {row["way"]: row for row in rows if row["text"] == name}
-
-
-def change(row: dict[str, Any]) -> str:
-    """The change of the nats against the model alone. Less is better."""
-    return f"{-row['nats_less']:+.3f} ± {row['nats_less_error']:.3f}"
-
-
-def percent(row: dict[str, Any], name: str) -> str:
-    """A share in percent with its standard error."""
-    return f"{100 * row[name]:.0f} ± {100 * row[f'{name}_error']:.0f} %"
 
 
 def table_of_texts(reports: Rows, rows: Rows) -> Iterator[str]:

@@ -34,7 +34,7 @@ def test_the_readme_has_the_gain_of_each_domain() -> None:
     ]
     assert len(gains) >= 3
     for gain in gains:
-        assert f"| {-gain['value']:+.3f} ± {gain['high'] - gain['value']:.3f} |" in text, gain["metric"]
+        assert f"({-gain['value']:+.3f} ± {gain['high'] - gain['value']:.3f})" in text, gain["metric"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/reports/evidence.md"])
@@ -81,11 +81,14 @@ def test_a_gain_beside_a_paper_is_a_share_of_the_perplexity(papers: ModuleType) 
         row = papers.nearest(paper, reports[paper.report])
         nats, less, error = (row[name] for name in ("nats_per_token", paper.metric, f"{paper.metric}_error"))
         alone, mixed, most = (math.exp(nats - each) for each in (0.0, less, less + error))
-        gain, gain_error = papers.gain_of(row, paper.metric)
+        gain, gain_error = papers.gain_of(row, paper.metric, 1.0)
         assert gain == pytest.approx(1 - mixed / alone, abs=1e-12)
         assert gain_error == pytest.approx((mixed - most) / alone, rel=0.1)
+        per_word, word_error = papers.gain_of(row, paper.metric, 2.0)
+        assert per_word == pytest.approx(1 - (mixed / alone) ** 2, abs=1e-12)
+        assert word_error == pytest.approx((mixed / alone) ** 2 - (most / alone) ** 2, rel=0.1)
 
 
-def test_equal_is_within_two_standard_errors(papers: ModuleType) -> None:
+def test_gains_within_two_standard_errors_are_not_told_apart(papers: ModuleType) -> None:
     verdicts = [papers.compared(gain, 0.02, 0.1) for gain in (0.05, 0.07, 0.1, 0.13, 0.15)]
-    assert verdicts == ["worse", "equal", "equal", "equal", "better"]
+    assert verdicts == ["worse", *3 * ["not told apart"], "better"]
