@@ -7,7 +7,7 @@ standard errors over these. A folder keeps what was prepared, so that each table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from memlm.base.progress import Progress, silent
 from memlm.bench.evidence_cost import cost
 from memlm.bench.evidence_deletion import deletion
 from memlm.bench.evidence_domains import Prepared, prepare
-from memlm.bench.evidence_equal_time import equal_time
+from memlm.bench.evidence_equal_time import check_equal_time, equal_time
 from memlm.bench.evidence_gain import gain_by_domain
 from memlm.bench.evidence_generation import facts, generation
-from memlm.bench.evidence_passages import passages
+from memlm.bench.evidence_passages import check_passages, passages
 from memlm.bench.evidence_questions import questions
 from memlm.bench.evidence_size import by_size
 from memlm.bench.evidence_tasks import AskedTasks, tasks_of
@@ -48,6 +48,8 @@ TABLES: dict[str, Table] = {
 OwnTable = Callable[[Checkpoint, Domain, Path, Sizes, Progress], list[dict[str, Any]]]
 OWN_TABLES: dict[str, OwnTable] = {"training": training}
 NAMES = (*TABLES, *OWN_TABLES, TASKS)
+# What some tables refuse, before any work begins.
+CHECKS: dict[str, Callable[[Checkpoint, Domain], None]] = {"passages": check_passages, "equal-time": check_equal_time}
 
 
 def bench_evidence(
@@ -60,11 +62,12 @@ def bench_evidence(
     asked: AskedTasks | None = None,
     seed: int = 0,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """The rows of some tables, by default of all, for each domain. `texts` names the texts of each domain by hash. The
-    table of tasks needs some that are `asked`.
+    table of tasks needs some that are `asked`. Yields the figures so far behind each table, so that an error in a later
+    one loses none.
 
-    Raises InvalidInput for an unknown table or domain.
+    Raises InvalidInput for an unknown table or domain, and for a model or texts that are too short for a table.
     """
     sizes = sizes or Sizes()
     check_tables(only, asked)
@@ -72,6 +75,9 @@ def bench_evidence(
     if asked is not None:
         tables[TASKS] = partial(tasks_of, asked)
     drawn = [domain_of(given, checkpoint.tokenizer, sizes, seed) for given in domains]
+    for domain in drawn:
+        for name in CHECKS.keys() & {*(only or NAMES)}:
+            CHECKS[name](checkpoint, domain)
     figures: dict[str, Any] = {
         "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."), "seed": str(seed),
         "sizes": asdict(sizes), "texts": {domain.name: _named(domain) for domain in drawn}, "rows": [],
@@ -84,9 +90,9 @@ def bench_evidence(
                 prepared = prepare(checkpoint, domain, work / domain.name, sizes, progress)
                 rows = tables[name](checkpoint, prepared, progress)
             figures["rows"] += [{"table": name, **row} for row in rows]  # a row may name another table
-    if asked is not None:
-        figures["tasks"] = {row["task"]: row["sha256"] for row in figures["rows"] if "sha256" in row}
-    return figures
+            if asked is not None:
+                figures["tasks"] = {row["task"]: row["sha256"] for row in figures["rows"] if "sha256" in row}
+            yield figures
 
 
 def check_tables(only: Sequence[str], asked: AskedTasks | None) -> None:

@@ -49,8 +49,8 @@ class State(NamedTuple):
 def deletion(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each kind of index. `off_deleted` and `off_purged` are the largest differences of a probability from
     the datastore that never held the documents, with as many lists searched as the build chose, and `off_deleted_exact`
-    with all of them. The rows of `deletion-traces` have, for each kind of trace, how many there are, and how many are
-    found in the files in each state.
+    with all of them. The rows of `deletion-traces` have, for each kind of trace, how many there are, how many are found
+    in the files in each state, and how many are `too_short` to be told apart from other bytes, which are left out.
     """
     kept, gone = parts_of(checkpoint, prepared.domain)
     with Datastore.open(prepared.store) as datastore:
@@ -78,7 +78,12 @@ def parts_of(checkpoint: Checkpoint, domain: Domain) -> tuple[list[Document], li
         if (text := tokenizer.decode(tokenizer.encode(document.text)[:most].tolist()).strip("\ufffd")).strip()
     ]
     gone = [
-        replace(document, id=f"gone-{document.id}", title=f"Title {number:06}", metadata={"shelf": f"row {number:06}"})
+        replace(
+            document,
+            id=f"gone-{number:06}-{document.id}",
+            title=f"Title {number:06}",
+            metadata={"shelf": f"row {number:06}"},
+        )
         for number, document in enumerate(domain.held_out)
     ]
     return kept, gone
@@ -105,7 +110,7 @@ def _row(
             lm.remember([NewDocument(each.id, each.text, each.title, each.metadata) for each in gone])
     params = RetrievalParams(k=K, lam=LAM, knn_temperature=temperature)
     every_list = replace(params, nprobe=LISTS)
-    traces = traces_of(checkpoint, gone, held, never)
+    traces, too_short = traces_of(checkpoint, gone, held, never)
     states = {"held": _state(checkpoint, held, reads, params, traces)}
     with Datastore.open(held) as datastore:
         datastore.delete([document.id for document in gone])
@@ -115,7 +120,10 @@ def _row(
     states["purged"] = _state(checkpoint, held, reads, params, traces)
     states["never"] = _state(checkpoint, never, reads, params, traces)
     row: dict[str, Any] = {"documents": len(gone), "traces": len(traces), "off_deleted_exact": _off(*exact)}
-    by_kind = [{"cut": kind, "traces": sum(trace.kind == kind for trace in traces)} for kind in TRACE_KINDS]
+    by_kind: list[dict[str, Any]] = [
+        {"cut": kind, "traces": sum(trace.kind == kind for trace in traces), "too_short": too_short[kind]}
+        for kind in TRACE_KINDS
+    ]
     sizes_D = np.array([len(read.targets_N) for read in reads])
     for name, state in states.items():
         nats_D = -np.array([each.sum(dtype=np.float64) for each in state.logprobs])

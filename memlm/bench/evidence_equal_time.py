@@ -1,6 +1,6 @@
 """Table of `memlm bench evidence`: a datastore, and as many tokens of passages in the prompt as take its time.
 
-Text is predicted some tokens at a time, from the same tokens before them in each way. A datastore is searched for each
+Text is predicted some tokens at a time, from as many tokens before them in each way. A datastore is searched for each
 token. Passages are searched for once, and read in front of the text. A time is that of reading the whole prompt and of
 these searches, with one thread and one prompt at a time. Loading, tokenizing the prompt and mixing are not counted.
 """
@@ -21,7 +21,16 @@ from memlm.api.params import RetrievalParams
 from memlm.base.cpu import one_core
 from memlm.base.progress import Progress
 from memlm.bench.evidence_domains import Prepared, differences, logprobs_of
-from memlm.bench.evidence_passages import CHUNK, CONTEXT, NUM_PASSAGES, QUERY_TOKENS, read_windows, window_of
+from memlm.bench.evidence_passages import (
+    CHUNK,
+    CONTEXT,
+    NUM_PASSAGES,
+    QUERY_TOKENS,
+    check_lengths,
+    read_windows,
+    window_of,
+)
+from memlm.bench.evidence_texts import Domain
 from memlm.bench.machine import seconds
 from memlm.bench.past import per_token
 from memlm.data.windows import Window
@@ -33,6 +42,7 @@ from memlm.retrieval.encoder import Encoder, Prediction
 from memlm.retrieval.retriever import Retriever
 
 ROOMS = (0, 64, 256)  # tokens of passages whose times are measured
+FEWEST_TOKENS = 64  # that a passage is taken to have, to find as many as fill the room
 TURNS = 12  # prompts that are timed, each in all ways
 AT_ONCE, ONE_BY_ONE = "at_once", "one_by_one"  # searches for all tokens of a chunk together, and as generation does
 DATASTORES = (AT_ONCE, ONE_BY_ONE)
@@ -48,12 +58,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Seconds that one chunk took: to read its prompt with passages of each number of tokens, to search for passages,
-    and to search the datastore in each way.
+    """Seconds that one chunk took: to read its prompt with passages of each number of tokens, to search for these
+    passages, and to search the datastore in each way.
     """
 
     read_s: dict[int, float]
-    find_s: float
+    find_s: dict[int, float]
     search_s: dict[str, float]
 
     def datastore_s(self, way: str) -> float:
@@ -62,7 +72,7 @@ class Turn:
 
     def passages_s(self, room: int) -> float:
         """Seconds of predicting with `room` tokens of passages."""
-        return self.find_s + self.read_s[room]
+        return self.find_s[room] + self.read_s[room]
 
 
 def equal_time(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
@@ -72,16 +82,19 @@ def equal_time(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -
 
     `passage_tokens` of the last ones are interpolated between the sizes that were timed. 0 stands for a datastore that
     is faster than the search for passages. These are timed again beside the datastore: `time_over_datastore` is the
-    median of the ratios of their turns. The rows of `equal-time-differences` compare two ways.
+    median of the ratios of their turns. The first 384 tokens of a document are not predicted, and shorter documents are
+    left out. The rows of `equal-time-differences` compare two ways.
     """
     with LanguageModel(checkpoint, [prepared.store]) as lm, one_core():
         retriever = lm.engine.stores.retriever(RetrievalParams(context_cache=0))
         assert retriever is not None  # a datastore is loaded
-        documents = [list(chunks_of(lm.tokenize(document.text))) for document in prepared.domain.test]
+        texts = [lm.tokenize(document.text) for document in prepared.domain.test]
+        documents = [chunks for ids in texts if (chunks := list(chunks_of(ids)))]
+        queries = iter(queries_of(texts))
         timed = list(itertools.islice(itertools.cycle(_in_turn(documents)), TURNS + 1))
-        turns = _timed(lm, retriever, timed, ROOMS, progress)
+        turns = _timed(lm, retriever, timed, ROOMS, queries, progress)
         rooms = {way: equal_room(turns, way) for way in DATASTORES}
-        again = _timed(lm, retriever, timed, sorted({0, *rooms.values()}), progress)
+        again = _timed(lm, retriever, timed, sorted({0, *rooms.values()}), queries, progress)
         nats, sizes_D = _nats(lm, retriever, documents, {room for room in rooms.values() if room}, progress)
     name, rows = prepared.domain.name, list[dict[str, Any]]()
     rows.append(_row("alone", 0, [turn.read_s[0] for turn in turns]) | _figures(nats, "alone", sizes_D))
@@ -99,22 +112,40 @@ def equal_time(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -
 
 
 def chunks_of(ids: Sequence[int]) -> Iterator[Chunk]:
-    """The chunks of a document but the first one, which has nothing before it."""
-    for begin in range(CHUNK, len(ids), CHUNK):
-        yield Chunk(list(ids[max(0, begin - CONTEXT) : begin]), list(ids[begin : begin + CHUNK]))
+    """The chunks of a document that have a whole context before them."""
+    for begin in range(CONTEXT, len(ids), CHUNK):
+        yield Chunk(list(ids[begin - CONTEXT : begin]), list(ids[begin : begin + CHUNK]))
+
+
+def queries_of(texts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Different queries for passages, to time the search for them. None ends where a chunk begins, so that no prompt
+    has the same one.
+    """
+    runs = [
+        tuple(ids[end - QUERY_TOKENS : end])
+        for ids in texts
+        for end in range(QUERY_TOKENS + QUERY_TOKENS // 2, len(ids) + 1, QUERY_TOKENS)
+    ]
+    return list(dict.fromkeys(runs))
+
+
+def check_equal_time(checkpoint: Checkpoint, domain: Domain) -> None:
+    """Raises InvalidInput for a model or documents that are too short for this table, or too few documents."""
+    check_lengths(checkpoint, domain, window=max(ROOMS) + CONTEXT + CHUNK, document=CONTEXT + CHUNK)
+    there = len(queries_of([checkpoint.tokenizer.encode(each.text).tolist() for each in domain.test]))
+    needed = (TURNS + 1) * (len(ROOMS) + 1 + len(DATASTORES))
+    if there < needed:
+        raise InvalidInput(
+            f"the test documents of {domain.name} have {there} different runs of {QUERY_TOKENS} tokens to search for;"
+            f" expected {needed} or more, so raise documents or document_tokens",
+            field="documents",
+        )
 
 
 def _in_turn(documents: Sequence[Sequence[Chunk]]) -> list[Chunk]:
-    """Whole chunks with a whole context, one of each document after the other. Raises InvalidInput for none."""
+    """Whole chunks, one of each document after the other."""
     order = [chunk for some in itertools.zip_longest(*documents) for chunk in some if chunk is not None]
-    whole = [chunk for chunk in order if (len(chunk.before), len(chunk.targets)) == (CONTEXT, CHUNK)]
-    if not whole:
-        raise InvalidInput(
-            f"no test document has {CONTEXT + CHUNK} tokens, so that a whole chunk could be timed; read more tokens of"
-            " each",
-            field="document_tokens",
-        )
-    return whole
+    return [chunk for chunk in order if len(chunk.targets) == CHUNK]
 
 
 def prompt_of(lm: LanguageModel, chunk: Chunk, room: int) -> Window:
@@ -125,24 +156,39 @@ def prompt_of(lm: LanguageModel, chunk: Chunk, room: int) -> Window:
 
 def passage_end(lm: LanguageModel, before: Sequence[int], room: int) -> list[int]:
     """The last `room` tokens of the passages that BM25 finds for the end of a text, the best last. The worst is cut."""
-    passages = lm.find_passages(lm.detokenize(before[-QUERY_TOKENS:]), k=max(NUM_PASSAGES, room // 64))
+    passages = lm.find_passages(lm.detokenize(before[-QUERY_TOKENS:]), k=num_passages(room))
     return [token for each in reversed(passages) for token in lm.tokenize(f"{each.text}\n\n")][-room:]
 
 
+def num_passages(room: int) -> int:
+    """How many passages are found for `room` tokens."""
+    return max(NUM_PASSAGES, room // FEWEST_TOKENS)
+
+
 def _timed(
-    lm: LanguageModel, retriever: Retriever, chunks: Sequence[Chunk], rooms: Sequence[int], progress: Progress
+    lm: LanguageModel,
+    retriever: Retriever,
+    chunks: Sequence[Chunk],
+    rooms: Sequence[int],
+    queries: Iterator[Sequence[int]],
+    progress: Progress,
 ) -> list[Turn]:
-    """Times each chunk in all ways, one after the other. The first chunk is not counted, since it warms up."""
+    """Times each chunk in all ways, one after the other. The first chunk is not counted, since it warms up.
+
+    A search for passages takes a query that was not asked before, because an equal one is faster the second time.
+    """
     turns, encoder = list[Turn](), Encoder(lm.checkpoint.decoder)
     for number, chunk in enumerate(chunks):
+        find_s = {
+            room: seconds(partial(lm.find_passages, lm.detokenize(next(queries)), k=num_passages(room)))
+            for room in rooms
+        }
         windows = {room: prompt_of(lm, chunk, room) for room in rooms}
         read_s, keys = dict[int, float](), dict[int, Prediction]()
         for room, window in windows.items():
             begin = time.perf_counter()
             (keys[room],) = encoder.predictions([window])
             read_s[room] = time.perf_counter() - begin
-        query = lm.detokenize(chunk.before[-QUERY_TOKENS:])
-        find_s = seconds(partial(lm.find_passages, query, k=NUM_PASSAGES))
         read = EncodedText.of(windows[0], keys[0])
         search_s = {
             AT_ONCE: seconds(partial(retriever.search, read.keys_ND, read.max_logprobs_N)),
@@ -208,4 +254,5 @@ def _figures(nats: dict[str, np.ndarray], way: str, sizes_D: np.ndarray) -> dict
     """Nats a token of one way, and how many fewer than alone, with standard errors over documents."""
     level, level_error = per_token(nats[way], sizes_D)
     less, error = per_token(nats["alone"] - nats[way], sizes_D)
-    return {"nats_per_token": level, "nats_per_token_error": level_error, "nats_less": less, "nats_less_error": error}
+    figures = {"nats_per_token": level, "nats_per_token_error": level_error}
+    return {"documents": len(sizes_D), **figures, "nats_less": less, "nats_less_error": error}

@@ -1,7 +1,7 @@
 """Table of `memlm bench evidence`: text predicted with a datastore, and with passages of its documents in the prompt.
 
 Passages are found by BM25, as `memlm answer` finds them, and stand before the text (in-context retrieval,
-arXiv 2302.00083). Contexts are equally long.
+arXiv 2302.00083). Text with passages before it reads no more tokens than text alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import numpy as np
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress
 from memlm.bench.evidence_domains import Prepared, differences, logprobs_of
+from memlm.bench.evidence_texts import Domain
 from memlm.bench.past import per_token
 from memlm.data.windows import Window
+from memlm.errors import InvalidInput
 from memlm.indexing.option_trials import EncodedText
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import Checkpoint
@@ -30,8 +32,8 @@ PAIRS = (("datastore", "passages"), ("both", "datastore"), ("both", "passages"))
 
 def passages(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each way of predicting the test documents, 128 tokens at a time, from 384 tokens: those before, or the
-    128 before behind passages. `both` searches the datastore with the passages in the prompt.
-    The rows of `passages-differences` compare two ways.
+    128 before behind passages. `both` searches the datastore with the passages in the prompt. The first 384 tokens of a
+    document are not predicted, and shorter documents are left out. The rows of `passages-differences` compare two ways.
     """
     nats: dict[str, list[float]] = {}
     sizes = list[int]()
@@ -39,10 +41,11 @@ def passages(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> 
         retriever = lm.engine.stores.retriever(RetrievalParams(context_cache=0))
         assert retriever is not None  # a datastore is loaded
         for number, document in enumerate(prepared.domain.test):
-            found = _nats_of(lm, retriever, lm.tokenize(document.text))
-            sizes.append(found.pop("tokens"))
-            for way, each in found.items():
-                nats.setdefault(way, []).append(each)
+            if len(ids := lm.tokenize(document.text)) > CONTEXT:
+                found = _nats_of(lm, retriever, ids)
+                sizes.append(found.pop("tokens"))
+                for way, each in found.items():
+                    nats.setdefault(way, []).append(each)
             progress("score", number + 1, len(prepared.domain.test))
     rows, sizes_D = list[dict[str, Any]](), np.array(sizes)
     sums = {way: np.array(each) for way, each in nats.items()}
@@ -55,16 +58,45 @@ def passages(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> 
     return rows + differences("passages", prepared.domain.name, sums, sizes_D, PAIRS)
 
 
-def _nats_of(lm: LanguageModel, retriever: Retriever, ids: Sequence[int]) -> dict[str, Any]:
-    """Nats of a document in each way, and the number of its tokens. The first chunk has nothing before it."""
+def check_passages(checkpoint: Checkpoint, domain: Domain) -> None:
+    """Raises InvalidInput for a model or documents that are too short for this table."""
+    check_lengths(checkpoint, domain, window=CONTEXT + CHUNK, document=CONTEXT + 1)
+
+
+def check_lengths(checkpoint: Checkpoint, domain: Domain, *, window: int, document: int) -> None:
+    """Raises InvalidInput for a model whose context is shorter than a window, and where no test document has as many
+    tokens as are expected of one.
+    """
+    context = checkpoint.decoder.config.context_length
+    if window > context:
+        raise InvalidInput(
+            f"the model's context has {context} tokens; expected {window} or more, so give another model, or name other"
+            " tables with only",
+            field="model",
+        )
+    longest = max(len(checkpoint.tokenizer.encode(each.text)) for each in domain.test)
+    if longest < document:
+        raise InvalidInput(
+            f"no test document of {domain.name} has {document} tokens, and the longest has {longest}; raise"
+            " document_tokens, or give longer texts",
+            field="document_tokens",
+        )
+
+
+def windows_of(lm: LanguageModel, ids: Sequence[int]) -> tuple[list[Window], list[Window]]:
+    """The windows of each chunk of a document that has a whole context before it: of text alone, and with passages."""
     plain, augmented = list[Window](), list[Window]()
-    for begin in range(CHUNK, len(ids), CHUNK):
-        targets = ids[begin : begin + CHUNK]
-        query = lm.detokenize(ids[max(0, begin - QUERY_TOKENS) : begin])
-        before = ids[max(0, begin - CONTEXT) : begin]
+    for begin in range(CONTEXT, len(ids), CHUNK):
+        before, targets = ids[begin - CONTEXT : begin], ids[begin : begin + CHUNK]
         plain.append(window_of(lm, before, targets))
-        found = passage_tokens(lm, query)
-        augmented.append(window_of(lm, [*found, *before[len(before) - (CONTEXT - ROOM) :]], targets))
+        found = passage_tokens(lm, lm.detokenize(before[-QUERY_TOKENS:]))
+        augmented.append(window_of(lm, [*found, *before[ROOM:]], targets))
+    return plain, augmented
+
+
+def _nats_of(lm: LanguageModel, retriever: Retriever, ids: Sequence[int]) -> dict[str, Any]:
+    """Nats of a document in each way, and the number of its tokens that are predicted."""
+    plain, augmented = windows_of(lm, ids)
     sums: dict[str, Any] = {"tokens": sum(len(window.targets_N) for window in plain)}
     for windows, names in ((plain, ("alone", "datastore")), (augmented, ("passages", "both"))):
         read = read_windows(lm.checkpoint, windows)

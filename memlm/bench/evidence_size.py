@@ -43,7 +43,7 @@ def by_size(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> l
     token over that without a datastore. Each datastore is tuned by itself. The smaller ones hold beginnings of the
     documents of the larger ones.
     """
-    stores = [*_smaller_stores(checkpoint, prepared, progress), prepared.store]
+    stores = [*smaller_stores(checkpoint, prepared, progress), prepared.store]
     size = windows_for(checkpoint)
     read = [read_document(checkpoint, document, size) for document in prepared.domain.test]
     rows = []
@@ -67,10 +67,12 @@ def by_size(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> l
     return rows
 
 
-def _smaller_stores(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[Path]:
+def smaller_stores(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[Path]:
     """The folders of the smaller datastores. Makes those that an earlier run did not leave."""
+    with Datastore.open(prepared.store) as datastore:  # which has fewer entries than asked for if there is less text
+        most = min(datastore.snapshot.num_entries, prepared.sizes.entries)
     stores = []
-    for entries in (mark for mark in MARKS if mark < prepared.sizes.entries):
+    for entries in (mark for mark in MARKS if mark < most):
         sizes = replace(prepared.sizes, entries=entries)
         stored = beginnings_to_store(prepared.domain.stored, checkpoint.tokenizer, sizes)
         stores.append(prepared.folder / f"store-{entries}")

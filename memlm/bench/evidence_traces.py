@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -31,7 +32,7 @@ from memlm.model.checkpoint import Checkpoint
 from memlm.zoo.chunk_store import TokenMeans
 
 RUN, STEP = 8, 8  # tokens of a run that is searched for, and the distance of two runs, keys or codes
-HEAD = 8  # bytes of a trace that a file is searched for at first: no trace but a word is shorter
+HEAD = 8  # bytes of a trace that a file is searched for at first: fewer also stand where no trace is
 CHUNK = 64  # tokens of a chunk, as RETRO reads them
 WORD = "word"
 KINDS = ("id", "title", "metadata", "tokens", "key", "code", WORD, "passage", "chunk")
@@ -44,9 +45,12 @@ class Trace(NamedTuple):
     content: bytes
 
 
-def traces_of(checkpoint: Checkpoint, gone: Sequence[Document], held: Path, never: Path) -> list[Trace]:
-    """Traces of some documents in the files of a datastore that holds them, without those in one that never did. Makes
-    the indexes of words and of passages, and the vectors of chunks, in both.
+def traces_of(
+    checkpoint: Checkpoint, gone: Sequence[Document], held: Path, never: Path
+) -> tuple[list[Trace], Counter[str]]:
+    """Traces of some documents in the files of a datastore that holds them, without those in one that never did, and
+    the number of each kind that are left out because they have fewer than eight bytes, as codes of a small model may
+    have. Makes the indexes of words and of passages, and the vectors of chunks, in both.
     """
     derive(checkpoint, never)
     derive(checkpoint, held)
@@ -59,8 +63,9 @@ def traces_of(checkpoint: Checkpoint, gone: Sequence[Document], held: Path, neve
             parts = [_names_of(document), _entries_of(segment, row, codes[segment.record.number])]
             parts += [_words_of(document), _vectors_of(checkpoint, datastore.path, segment, row)]
             traces.update((Trace(*each), None) for part in parts for each in part)
-    every = list(traces)
-    return [every[place] for place in sorted(found_in(held, every) - found_in(never, every))]
+    every = [trace for trace in traces if trace.kind == WORD or len(trace.content) >= HEAD]
+    too_short = Counter(trace.kind for trace in traces.keys() - {*every})
+    return [every[place] for place in sorted(found_in(held, every) - found_in(never, every))], too_short
 
 
 def found_in(store: Path, traces: Sequence[Trace]) -> set[int]:
@@ -71,7 +76,7 @@ def found_in(store: Path, traces: Sequence[Trace]) -> set[int]:
         if kind == WORD:
             found |= {place} if content.decode() in words else set()
         else:
-            assert len(content) >= HEAD  # which no kind goes below
+            assert len(content) >= HEAD  # `traces_of` leaves out shorter ones
             by_head.setdefault(int.from_bytes(content[:HEAD], "little"), []).append(place)
     heads_H = np.array(sorted(by_head), "<u8")
     for path in sorted(store.rglob("*")):

@@ -61,15 +61,18 @@ def evidence(
     check_tables(names, asked)  # before the model is loaded
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     sizes = Sizes(entries, documents, document_tokens, questions, minutes)
-    with ConsoleProgress() as progress, _folder(work) as folder:
-        figures = bench_evidence(
-            checkpoint, domains or [LIBRARY], folder, names, sizes, asked=asked, seed=seed, progress=progress
-        )
-    if json:
-        emit_json(report(figures, repeats=None))
-        return
-    for name, rows in groupby(figures["rows"], key=lambda row: row["table"]):
-        _print(name, list(rows))
+    figures: dict[str, Any] = {}
+    try:
+        with ConsoleProgress() as progress, _folder(work) as folder:
+            for so_far in bench_evidence(
+                checkpoint, domains or [LIBRARY], folder, names, sizes, asked=asked, seed=seed, progress=progress
+            ):
+                figures = so_far
+    finally:  # tables that are finished are not lost by an error in a later one
+        if json and figures:
+            emit_json(report(figures, repeats=None))
+        for name, rows in groupby([] if json else figures.get("rows", []), key=lambda row: row["table"]):
+            _print(name, list(rows))
 
 
 @contextmanager

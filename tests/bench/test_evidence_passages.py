@@ -14,6 +14,8 @@ from memlm.bench import evidence_equal_time, evidence_questions
 from memlm.bench import evidence_passages as bench
 from memlm.bench.evidence_passages import passage_tokens, window_of
 from memlm.cli.app import app
+from memlm.language_model import LanguageModel
+from memlm.retrieval.retriever import Retriever
 
 
 def test_a_window_predicts_its_targets_from_all_before(lm):
@@ -104,7 +106,7 @@ def test_the_command_times_passages_beside_a_datastore(given, model_folder, smal
     rows = rows_of(given, model_folder, "--only", "equal-time")["equal-time"]
     assert {"alone", "datastore at_once", "datastore one_by_one", "passages of 0", "passages of 16"} <= rows.keys()
     assert all(row["ms_per_token"] > 0 for row in rows.values())
-    assert rows["datastore one_by_one"]["ms_per_token"] > rows["datastore at_once"]["ms_per_token"]  # 8 searches, and 1
+    assert {row.get("documents") for row in rows.values()} == {6, None}  # None of those that are only timed
     for way in ("at_once", "one_by_one"):
         row = rows[f"passages in the time of {way}"]
         assert 0 <= row["passage_tokens"] <= 16
@@ -118,7 +120,8 @@ def test_the_command_times_passages_beside_a_datastore(given, model_folder, smal
 def test_the_equal_room_lies_between_the_rooms_that_were_timed(search_s, room):
     """Reading 0, 8 and 16 tokens takes 1, 2 and 4 s, and a search for passages 2 s."""
     read_s = {0: 1.0, 8: 2.0, 16: 4.0}
-    turns = [evidence_equal_time.Turn(read_s, 2.0, {"at_once": search_s + noise}) for noise in (-0.5, 0, 0.7)]
+    find_s = dict.fromkeys(read_s, 2.0)
+    turns = [evidence_equal_time.Turn(read_s, find_s, {"at_once": search_s + noise}) for noise in (-0.5, 0, 0.7)]
     assert evidence_equal_time.equal_room(turns, "at_once") == room
 
 
@@ -131,7 +134,95 @@ def test_cut_passages_have_as_many_tokens_as_asked_for(lm):
         assert evidence_equal_time.passage_end(lm, before, room) == both[-room:]
 
 
-def test_documents_that_are_shorter_than_a_chunk_and_its_context_are_refused(given, model_folder):
+def test_each_way_reads_equally_many_tokens_at_most(lm):
+    ids = lm.tokenize(make_text(3, 900))
+    plain, augmented = bench.windows_of(lm, ids)
+    assert len(plain) == len(augmented) > 3
+    context = bench.CONTEXT  # the start of a text stands for the token that is not read, which is the last target
+    assert [len(window.inputs_T) for window in plain] == [context + len(window.targets_N) for window in plain]
+    for one, other in zip(plain, augmented, strict=True):
+        assert one.targets_N.tolist() == other.targets_N.tolist()
+        assert len(one.targets_N) < len(other.inputs_T) <= len(one.inputs_T)
+    assert np.concatenate([window.targets_N for window in plain]).tolist() == ids[context:]
+
+
+@pytest.mark.parametrize("table", ["passages", "equal-time"])
+def test_a_document_without_a_whole_context_is_left_out(table, given, model_folder, tokenizer, small, tmp_path):
+    for number in range(7):
+        short = tokenizer.decode(tokenizer.encode(make_text(number, 30))[:17].tolist())
+        (tmp_path / "held-out" / f"{number}.txt").write_text(short, encoding="utf-8")
+    rows = rows_of(given, model_folder, "--only", table)[table]
+    assert rows["alone"]["documents"] < 6
+    assert rows["alone"]["nats_less"] == 0
+
+
+@pytest.mark.parametrize("table", ["passages", "equal-time"])
+@pytest.mark.parametrize(
+    ("is_small", "tokens", "message"),
+    [
+        (False, "60", "the model's context has 48 tokens; expected "),
+        (True, "16", "no test document of tiny has "),
+    ],
+)
+def test_what_is_too_short_is_refused_before_the_work(
+    table, is_small, tokens, message, given, model_folder, tmp_path, request
+):
+    if is_small:
+        request.getfixturevalue("small")
     words = ["bench", "evidence", given, "--model", str(model_folder), "--entries", "600", "--documents", "12"]
-    done = CliRunner().invoke(app, [*words, "--document-tokens", "60", "--only", "equal-time"])
-    assert "no test document has 512 tokens" in str(done.exception)
+    words += ["--work", str(tmp_path / "work"), "--document-tokens", tokens, "--only", f"gain-by-domain,{table}"]
+    done = CliRunner().invoke(app, words)
+    assert message in str(done.exception)
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_search_for_passages_is_timed_by_new_queries_and_the_number_of_the_room(
+    given, model_folder, small, monkeypatch
+):
+    """Of a chunk's eight tokens, the datastore is searched for all at once, and for one after the other."""
+    timed, asked, repeated = [False], set[str](), list[str]()
+    numbers, searched = list[int](), list[int]()
+    find, search, measure = LanguageModel.find_passages, Retriever.search, evidence_equal_time.seconds
+
+    def note_find(lm, question, **options):
+        if timed[0]:
+            numbers.append(options["k"])
+            repeated.extend({question} & asked)
+        asked.add(question)
+        return find(lm, question, **options)
+
+    def note_search(retriever, keys_ND, *rest):
+        if timed[0]:
+            searched.append(len(keys_ND))
+        return search(retriever, keys_ND, *rest)
+
+    def note_seconds(work):
+        timed[0] = True
+        taken = measure(work)
+        timed[0] = False
+        return taken
+
+    monkeypatch.setattr(LanguageModel, "find_passages", note_find)
+    monkeypatch.setattr(Retriever, "search", note_search)
+    monkeypatch.setattr(evidence_equal_time, "seconds", note_seconds)
+    monkeypatch.setattr(evidence_equal_time, "NUM_PASSAGES", 1)
+    monkeypatch.setattr(evidence_equal_time, "FEWEST_TOKENS", 4)
+    rows_of(given, model_folder, "--only", "equal-time")
+    turns = evidence_equal_time.TURNS + 1
+    assert numbers[: 3 * turns] == [1, 2, 4] * turns
+    assert len(numbers) > 3 * turns  # those of the equal rooms
+    assert not repeated
+    assert searched == [8, *[1] * 8] * 2 * turns
+
+
+def test_finished_tables_are_printed_if_a_later_one_fails(given, model_folder, small, tmp_path):
+    words = ["bench", "evidence", given, "--model", str(model_folder), "--entries", "600", "--documents", "12"]
+    words += ["--document-tokens", "60", "--only", "gain-by-domain,questions"]
+    for path in (tmp_path / "stored").iterdir():
+        path.write_text("the memory of it is of words " * 12, encoding="utf-8")  # which ask no question
+    for form in ([], ["--json"]):
+        done = CliRunner().invoke(app, [*words, *form])
+        assert "no sentence with a name or number" in str(done.exception)
+        assert done.exit_code != 0
+        assert "gain-by-domain" in done.stdout
+    assert {each["metric"].partition("[")[0] for each in json.loads(done.stdout)["results"]} > {"nats_less"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from texts import make_text
 
 from memlm.bench import evidence_size, texts
 from memlm.bench.evidence_domains import prepare
 from memlm.bench.evidence_gain import gain_by_domain
-from memlm.bench.evidence_size import by_size, ratios_of
+from memlm.bench.evidence_size import by_size, ratios_of, smaller_stores
 from memlm.bench.evidence_texts import Sizes, beginnings_to_store, domain_of
 from memlm.index.store.datastore import Datastore
 
@@ -61,6 +63,15 @@ def test_the_largest_size_gains_as_the_domain_does(given, checkpoint, tokenizer,
     for store in (tmp_path / "work").glob("store*"):
         with Datastore.open(store) as datastore:
             assert "tokens" in (datastore.snapshot.defaults.tuned_on or "")
+
+
+def test_a_size_beyond_the_text_makes_no_second_datastore(given, checkpoint, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence_size, "MARKS", (150, 10_000))
+    sizes = replace(SIZES, entries=20_000)
+    prepared = prepare(checkpoint, domain_of(given, tokenizer, sizes, seed=0), tmp_path / "work", sizes)
+    with Datastore.open(prepared.store) as datastore:
+        assert 150 < datastore.snapshot.num_entries < 10_000
+    assert smaller_stores(checkpoint, prepared, lambda *_: None) == [tmp_path / "work" / "store-150"]
 
 
 def test_a_ratio_is_of_one_turn():

@@ -28,9 +28,10 @@ def stores(request, checkpoint, tmp_path):
     return tmp_path / "held", tmp_path / "never"
 
 
-def test_a_datastore_that_holds_the_documents_has_all_traces_and_another_one_none(checkpoint, stores):
+def test_traces_are_what_only_the_documents_have(checkpoint, stores):
     held, never = stores
-    traces = traces_of(checkpoint, GONE, held, never)
+    traces, too_short = traces_of(checkpoint, GONE, held, never)
+    assert not too_short
     by_kind = {kind: [trace.content for trace in traces if trace.kind == kind] for kind in KINDS}
     assert set(by_kind["id"]) == {b"secret.txt", b"other.txt"}
     assert by_kind["title"] == [b"A hidden title"]
@@ -38,8 +39,25 @@ def test_a_datastore_that_holds_the_documents_has_all_traces_and_another_one_non
     assert {*by_kind[WORD]} >= {b"zebra", b"zebus", b"quagga"}
     assert b"memory" not in by_kind[WORD]  # which the others have too
     assert all(by_kind[kind] for kind in ("tokens", "key", "passage", "chunk"))
-    assert found_in(held, traces) == set(range(len(traces)))
-    assert found_in(never, traces) == set()
+    contents = [trace.content for trace in traces if trace.kind != WORD]
+    files_held, files_never = (
+        [path.read_bytes() for path in store.rglob("*") if path.is_file()] for store in (held, never)
+    )
+    assert all(any(content in file for file in files_held) for content in contents)
+    assert not any(content in file for file in files_never for content in contents)
+
+
+@pytest.mark.parametrize("stores", ["IVF2,PQ8x4"], indirect=True)
+def test_codes_of_fewer_than_eight_bytes_are_left_out_and_counted(checkpoint, stores):
+    traces, too_short = traces_of(checkpoint, GONE, *stores)
+    assert "code" not in {trace.kind for trace in traces}
+    with Datastore.open(stores[0]) as datastore:
+        (segment,) = datastore.snapshot.segments
+        codes, places = codes_of(stores[0], segment), range(segment.record.entries)
+        gone = [row for _, row in datastore.snapshot.find_each([document.id for document in GONE])]
+        eighths = {codes[at] for row in gone for at in places[segment.starts[row] : segment.starts[row + 1] : 8]}
+    assert {len(code) for code in eighths} == {4}
+    assert too_short == {"code": len(eighths)}
 
 
 @pytest.mark.parametrize("name", ["words.sqlite", "passages.sqlite"])
@@ -65,7 +83,8 @@ def test_codes_are_those_that_faiss_gives_each_entry(checkpoint, stores):
         expected = index.sa_encode(segment.keys_ND.astype(np.float32))
         behind_list = expected[:, index.sa_code_size() - index.code_size :]
         assert all(codes[row] == behind_list[row].tobytes() for row in codes)
-        assert all(any(code in file.read_bytes() for file in [path]) for code in list(codes.values())[::50])
+        content = path.read_bytes()
+        assert all(code in content for code in codes.values())
 
 
 def test_traces_are_found_where_a_search_for_each_finds_them(tmp_path):
