@@ -89,17 +89,18 @@ def questions(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) ->
 def _rows(
     text: str, way: str, asked: Sequence[Question], right: Sequence[bool], sizes: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """A row for all questions, and one for each kind that there is."""
+    """A row for all questions, and one for each kind that there is. An error is over `documents`, and is 0 for one."""
     for kind in (ALL, *KINDS):
         chosen = [place for place, question in enumerate(asked) if kind in (ALL, question.kind)]
         if not chosen:
             continue
         some = [asked[place] for place in chosen]
+        documents = len({question.document_id for question in some})
         share, error = per_token(*by_document(some, [right[place] for place in chosen]))
         tokens, tokens_error = per_token(*by_document(some, [sizes[place] for place in chosen]))
         figures = {"right": share, "right_error": error}
         figures |= {"prompt_tokens": tokens, "prompt_tokens_error": tokens_error}
-        yield {"text": text, "way": way, "cut": kind, "questions": len(chosen), **figures}
+        yield {"text": text, "way": way, "cut": kind, "documents": documents, "questions": len(chosen), **figures}
 
 
 def right_answers(

@@ -88,6 +88,8 @@ def test_the_command_compares_ways(given, model_folder, small):
     assert asked["both"]["prompt_tokens"] <= 30
     assert asked["datastore"]["right"] > asked["alone"]["right"] == 0
     assert {row["questions"] for row in asked.values()} == {9}
+    assert 1 < asked["alone"]["documents"] <= 9
+    assert min(row["documents"] for row in tables["questions"].values()) >= 1
     kinds = {cut for way in tables["questions"] if (cut := way.partition(",cut=")[2]) != "all"}
     assert sum(tables["questions"][f"alone,cut={kind}"]["questions"] for kind in kinds) == 9
     more = tables["questions-differences"]["datastore against alone"]["less"]  # wrong answers

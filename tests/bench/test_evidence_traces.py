@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from texts import make_text
 
+from memlm.bench.evidence_deletion import parts_of
+from memlm.bench.evidence_texts import Domain
 from memlm.bench.evidence_traces import KINDS, WORD, Trace, codes_of, derive, found_in, traces_of
 from memlm.data.corpus import Corpus, Document
 from memlm.index.ivf import open_index
@@ -58,6 +60,13 @@ def test_codes_of_fewer_than_eight_bytes_are_left_out_and_counted(checkpoint, st
         eighths = {codes[at] for row in gone for at in places[segment.starts[row] : segment.starts[row + 1] : 8]}
     assert {len(code) for code in eighths} == {4}
     assert too_short == {"code": len(eighths)}
+
+
+def test_ids_of_deleted_documents_are_long_enough_to_be_found(checkpoint):
+    documents = tuple(Document(str(number), "the memory of it") for number in range(3))
+    _, gone = parts_of(checkpoint, Domain("tiny", documents, documents))
+    assert min(len(document.id) for document in gone) >= 8
+    assert len({document.id for document in gone}) == 3
 
 
 @pytest.mark.parametrize("name", ["words.sqlite", "passages.sqlite"])
