@@ -63,6 +63,7 @@ class Replica:
         self._inbox, self._engine = Inbox(), threading.Thread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded | LoadFailed] | None = None
+        self._start_stores: dict[str, Path] = {}
         self._calls: dict[str, asyncio.Queue[list[Answer]]] = {}
         self._ended = deque[str](maxlen=IDS_KEPT)
         self._unsolicited: list[FromWorker] = []
@@ -74,25 +75,37 @@ class Replica:
         self, replica: str, stores: Mapping[str, Path], restarted: bool
     ) -> tuple[Loaded | LoadFailed, str] | None:
         """Starts the engine and waits until it is loaded. Returns the process and its node with the outcome, and None
-        where another replica is meant.
+        where another replica is meant. While an engine lives, another call waits for that one: Ray Serve sends again
+        what it takes for lost.
         """
         if replica != self._id:
             return None
-        self._loop = asyncio.get_running_loop()
-        self._loaded = self._loop.create_future()
-        self._engine = threading.Thread(target=self._run, args=(dict(stores), restarted), name="engine", daemon=True)
-        self._engine.start()
-        return await self._loaded, f"process {os.getpid()} on {get_node_ip_address()}"
+        if self._loaded is None or (self._loaded.done() and not self._engine.is_alive()):
+            self._loop, self._start_stores = asyncio.get_running_loop(), dict(stores)
+            self._loaded, work = self._loop.create_future(), (self._start_stores, restarted)
+            self._engine = threading.Thread(target=self._run, args=work, name="engine", daemon=True)
+            self._engine.start()
+        elif self._start_stores != stores:
+            log.error("the datastores in service changed while the replica loaded, and so it ends")
+            os._exit(1)  # Ray Serve replaces it
+        loaded = await asyncio.shield(self._loaded)  # one caller that leaves must not cancel it for the others
+        return loaded, f"process {os.getpid()} on {get_node_ip_address()}"
 
     async def answer(
         self, replica: str, id_: str, request: Request[Any], left_s: float | None, caller: str, owner: str
     ) -> AsyncIterator[list[Answer]]:
-        """Yields the answers to a request, which has `left_s` seconds. Cancels it if the caller leaves."""
+        """Yields the answers to a request, which has `left_s` seconds. Cancels it if the caller leaves. One that comes
+        again while it runs ends both: Ray Serve sends again where the caller has lost the answers to the first one.
+        """
         if replica != self._id or not self._engine.is_alive():
             yield [Failed(id_, Unavailable("the replica of this request is gone; ask again"))]
             return
-        if id_ in self._calls or id_ in self._ended:  # Ray Serve sends again what it takes for lost
-            yield [Failed(id_, Unavailable("the request arrived twice, and only one of both is answered; ask again"))]
+        if id_ in self._calls or id_ in self._ended:
+            twice = Failed(id_, Unavailable("the request arrived twice, and its answers may be lost; ask again"))
+            if (first := self._calls.get(id_)) is not None:
+                self._inbox.put(Cancel(id_))
+                first.put_nowait([twice])
+            yield [twice]
             return
         calls = self._calls[id_] = asyncio.Queue()
         now_s, is_over = time.monotonic(), False

@@ -122,8 +122,8 @@ def test_a_signal_while_the_application_is_deployed_leaves_none(address: str, tm
     assert "SIGTERM received" not in ended.stderr  # of Ray's handler, with a stack
 
 
-def test_a_request_that_arrives_twice_runs_once(address: str, tmp_path: Path, long_model: Path) -> None:
-    """While the first of both runs, and after it."""
+def test_a_request_that_arrives_twice_is_refused(address: str, tmp_path: Path, long_model: Path) -> None:
+    """While the first of both runs, which ends then, and after it."""
     with serve(tmp_path, long_model, options=("--address", address, "--drain", "3600")) as server:
         (application,), (replica,) = applications(), re.findall(r"replica (\w+) is ready", server.output)
         calls = ray_serve.get_deployment_handle("replica", application).options(session_id=replica, stream=True)
@@ -134,11 +134,14 @@ def test_a_request_that_arrives_twice_runs_once(address: str, tmp_path: Path, lo
         running = ask("one", LONG)
         assert isinstance(next(running)[0], Events)
         assert_refused(next(ask("one", LONG)))
-        assert isinstance(next(running)[0], Events)
+        *_, last = running
+        assert_refused(last[-1:])
         ((result,),) = ask("two", TokenizeRequest("a text"))
         assert isinstance(result, Result)
         assert_refused(next(ask("two", TokenizeRequest("a text"))))
-    assert applications() == []  # though one still runs, for which Ray Serve would wait an hour
+        left = ask("three", LONG)
+        assert isinstance(next(left)[0], Events)
+    assert applications() == []  # though the last one still runs, for which Ray Serve would wait an hour
 
 
 def assert_refused(answers: list[Answer]) -> None:
