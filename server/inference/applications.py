@@ -28,6 +28,7 @@ OURS = re.compile(r"memlm-.+-[0-9a-f]{16}")  # names of applications; others may
 NAMESPACE = "serve"  # of Ray Serve's actors
 SERVERS = "memlm-servers"  # the namespace of the actors of servers
 POLL_S, WATCH_S = 0.1, 1.0
+LOOKS = 3  # WATCH_S apart, until it is believed that a server is gone
 END_S = 60.0  # for an application to end after its replicas were killed: less than a second on an idle machine
 
 log = logging.getLogger("memlm.server")
@@ -59,6 +60,16 @@ def exists(actor: str, namespace: str = NAMESPACE) -> bool:
     return True
 
 
+def is_gone(name: str) -> bool:
+    """Whether the server of an application is gone. One look may be wrong: a cluster that starts again lacks actors."""
+    for look in range(LOOKS):
+        if look:
+            time.sleep(WATCH_S)
+        if exists(name, SERVERS):
+            return False
+    return True
+
+
 def end(name: str) -> None:
     """Ends an application at once. Its replicas are killed, which their files survive at any point.
 
@@ -78,14 +89,14 @@ def end(name: str) -> None:
 def end_abandoned() -> None:
     """Ends the applications of servers that were killed. Raises as `end`."""
     for name in serve.status().applications:
-        if OURS.fullmatch(name) and not exists(name, SERVERS):
+        if OURS.fullmatch(name) and is_gone(name):
             log.warning("the application %s is ended: its server is gone", name)
             end(name)
 
 
 def end_with_server(name: str) -> None:
     """Thread of a replica: ends its application, and its process at the latest then, once the server is gone."""
-    while exists(name, SERVERS):
+    while not _is_gone_for_sure(name):
         time.sleep(WATCH_S)
     log.error("the server of this replica is gone, and so the replica ends")
     try:
@@ -94,6 +105,15 @@ def end_with_server(name: str) -> None:
         log.error("the application %s is left: %s", name, reason(error))
     finally:
         os._exit(1)  # as an inference worker
+
+
+def _is_gone_for_sure(name: str) -> bool:
+    """As `is_gone`. An error says nothing, and must not end the thread that looks."""
+    try:
+        return is_gone(name)
+    except Exception:
+        log.exception("it cannot be told whether the server of this replica is there")
+        return False
 
 
 def _replicas_of(name: str) -> list[str]:

@@ -1,0 +1,57 @@
+"""Which servers of applications on a Ray cluster are gone, by what the cluster answers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+ray_exceptions = pytest.importorskip("ray.exceptions")
+pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
+applications = pytest.importorskip("memlm.server.inference.applications")
+
+MISSING, THERE = ValueError("no such actor"), object()
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Any]]:
+    """Lets the cluster give these answers, one after the other, to those who look for an actor."""
+    monkeypatch.setattr(applications, "WATCH_S", 0.0)
+
+    def give(*given: Any) -> Iterator[Any]:
+        rest = iter(given)
+
+        def get_actor(name: str, namespace: str) -> Any:
+            if isinstance(answer := next(rest), Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(applications.ray, "get_actor", get_actor)
+        return rest
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("given", "is_gone"),
+    [
+        ((MISSING, MISSING, MISSING), True),
+        ((THERE,), False),
+        ((MISSING, MISSING, THERE), False),
+        ((MISSING, ray_exceptions.RpcError("of the cluster's head")), False),
+    ],
+)
+def test_a_server_is_gone_that_three_looks_do_not_find(answers, given, is_gone) -> None:
+    rest = answers(*given)
+    assert applications.is_gone("one") == is_gone
+    assert not list(rest)
+
+
+def test_a_replica_looks_on_after_an_error_and_ends_with_its_server(answers, monkeypatch) -> None:
+    """Errors of any kind say nothing of the server."""
+    ended = list[Any]()
+    rest = answers(THERE, RuntimeError("the cluster's head starts again"), MISSING, THERE, MISSING, MISSING, MISSING)
+    monkeypatch.setattr(applications, "end", ended.append)
+    monkeypatch.setattr(applications.os, "_exit", ended.append)
+    applications.end_with_server("one")
+    assert ended == ["one", 1]
+    assert not list(rest)
