@@ -114,7 +114,13 @@ class _Server:
             await self._service.jobs.stop()
             if self._tracer is not None:
                 await asyncio.to_thread(self._tracer.close)
-            await self._workers.stop(0 if self._stop_forced.is_set() else JOIN_S)
+            await self._stop_workers()
+
+    async def _stop_workers(self) -> None:
+        """Until a second signal with patience, without from then on."""
+        is_forced = self._stop_forced.is_set()
+        if is_forced or not await _run_until_signal(self._stop_forced, self._workers.stop(JOIN_S)):
+            await self._workers.stop(0)
 
     def _handle_signals(self) -> None:
         def on_signal(number: signal.Signals) -> None:

@@ -6,7 +6,8 @@ No proxy of Ray Serve runs, since the front end of the server is the ingress.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ DRAIN_POLL_S = 0.2
 TARGET_SHARE = 0.75  # of the requests that a replica runs at a time; where more are open, Ray Serve adds a replica
 UPSCALE_DELAY_S, DOWNSCALE_DELAY_S, METRICS_S = 5.0, 300.0, 2.0
 HEALTH_CHECK_S = 1.0  # so soon Ray Serve sees a replica that died
+SHUTDOWN_S = 10.0  # for this process to leave the cluster
+GONE = "its application is gone"
 UNBOUNDED = 1 << 20  # requests of one replica: the front end refuses those that are too many
 
 
@@ -37,7 +40,7 @@ class Deployment:
     """The replicas of one server, and its cluster or its place in one."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self._config, self._is_own = config, False
+        self._config, self._is_own, self._is_deployed = config, False, False
         self.name = applications.new_name()
         self._server_actor: Any = None
         self.per_replica = config  # the settings of each replica, once there are any
@@ -51,8 +54,14 @@ class Deployment:
 
     def start(self) -> Any:
         """Starts the replicas. Returns Ray Serve's handle on them, without waiting for them. Raises Unavailable as
-        `end_abandoned`, and for a cluster without processors.
+        `end_abandoned`, for a cluster without processors, and where Ray fails.
         """
+        try:
+            return self._deploy()
+        except (RayError, RayServeException) as error:
+            raise Unavailable(f"replicas cannot be deployed on the Ray cluster: {reason(error)}") from error
+
+    def _deploy(self) -> Any:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # the server logs what its operator needs
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self.per_replica = _absolute(settings_of(self._config, nodes))
@@ -63,27 +72,48 @@ class Deployment:
         most_together = most_on_one_node(self.per_replica, nodes, needs_gpu=needs_gpu)
         application = deployment_of(self.per_replica, needs_gpu=needs_gpu).bind(self.per_replica, most_together)
         target = RunTarget(application, name=self.name, route_prefix=None)
+        self._is_deployed = True
         (handle,) = serve.run_many([target], wait_for_applications_running=False)
         return handle
 
     def problem(self) -> str | None:
-        """Why Ray Serve has given up to start replicas, in one line. None while it has not."""
+        """Why Ray Serve has given up to start replicas, in one line: `GONE` without an application. None while it has
+        not.
+        """
         if (status := serve.status().applications.get(self.name)) is None:
-            return "its application is gone"
+            return GONE
         if status.status != "DEPLOY_FAILED":
             return None
         lines = [line for each in status.deployments.values() for line in each.message.splitlines() if line.strip()]
         return lines[-1].strip() if lines else status.message
 
-    def stop(self) -> None:
-        """Ends the replicas, and the cluster if it was started for them."""
+    def stop(self, timeout_s: float) -> None:
+        """Ends the replicas, waits for that up to `timeout_s`, and leaves the cluster. A lost one never answers."""
+        if self._is_deployed and not self._is_own and ray.is_initialized() and not _ends_in(timeout_s, self._end):
+            self._warn(f"Ray does not answer for {timeout_s:g} s")
+        self.leave()
+
+    def leave(self) -> None:
+        """Leaves the cluster, which ends with that if it was started for the replicas. Waits up to `SHUTDOWN_S`."""
+        if not _ends_in(SHUTDOWN_S, ray.shutdown):
+            log.warning("the server ends without Ray, which does not answer for %g s", SHUTDOWN_S)
+
+    def _end(self) -> None:
         try:
-            if not self._is_own and ray.is_initialized():
-                applications.end(self.name)
+            applications.end(self.name)
         except (Unavailable, RayError, RayServeException) as error:
-            log.warning("the replicas may be left on the Ray cluster, under the name %s: %s", self.name, reason(error))
-        finally:
-            ray.shutdown()
+            self._warn(reason(error))
+
+    def _warn(self, why: str) -> None:
+        log.warning("the replicas may be left on the Ray cluster, under the name %s: %s", self.name, why)
+
+
+def _ends_in(timeout_s: float, work: Callable[[], None]) -> bool:
+    """Whether some work ends in time. It is done in a daemon thread, which keeps no process from its end."""
+    thread = threading.Thread(target=work, name="end of replicas", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()
 
 
 def deployment_of(config: ServerConfig, *, needs_gpu: bool) -> Any:

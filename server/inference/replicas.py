@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from memlm.distributed.cluster import reason
 from memlm.errors import MemlmError, Unavailable
 from memlm.generation.session_names import home_of, names_in
 from memlm.server.config import ServerConfig
-from memlm.server.inference.deployment import Deployment
+from memlm.server.inference.applications import LOOKS
+from memlm.server.inference.deployment import GONE, Deployment
 from memlm.server.inference.messages import Adopt
 from memlm.server.inference.pool import EnginePool
 from memlm.server.inference.replica_handle import POLL_S, ReplicaHandle
@@ -32,8 +39,11 @@ STATUS_POLL_S = 2.0
 ROOM_S = 30.0  # until a warning that the cluster may lack room
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 RESTORED_AT_ONCE = 32  # sessions, of which each replica reads one after the other
+MOST_LOST = 4  # replicas that died while they read a session
+STOP_S, STOP_AT_ONCE_S = 65.0, 10.0  # for a deployment to end
 
 log = logging.getLogger("memlm.server")
+R = TypeVar("R")
 
 watchers: dict[str, Callable[[Mapping[str, str]], None]] = {}  # by the name of the application
 
@@ -57,7 +67,7 @@ class ReplicaPool(EnginePool):
         self._leaving: dict[str, ReplicaHandle] = {}  # until their processes are gone and their sessions elsewhere
         self._homes: dict[str, str] = {}  # of sessions that were read from their files: the ids of their replicas
         self._tasks = set[asyncio.Task[None]]()
-        self._has_started = False
+        self._has_started, self._one_at_a_time = False, asyncio.Lock()
         self._start: asyncio.Future[None] | None = None
         self._deploying: asyncio.Task[None] | None = None
 
@@ -68,29 +78,31 @@ class ReplicaPool(EnginePool):
         watchers[self._deployment.name] = lambda replicas: _call_soon(loop, self._on_replicas, replicas)
         self._deploying = asyncio.create_task(self._deploy())
         await asyncio.shield(self._deploying)
-        watching = asyncio.create_task(self._watch_deployment())
-        try:
-            await self._start
-        finally:
-            watching.cancel()
+        self._begin(self._watch_deployment(self._start))
+        await self._start
         await self._restore(None)
         self._has_started = True
 
     async def _deploy(self) -> None:
-        await asyncio.to_thread(self._deployment.join)
+        await _in_thread(self._deployment.join)
         _restore_signal_handlers()
-        self._calls = await asyncio.to_thread(self._deployment.start)
+        self._calls = await _in_thread(self._deployment.start)
         self._calls.options(stream=True)  # makes the router
 
     async def stop(self, timeout_s: float) -> None:
-        """As `EnginePool.stop`, with the cluster if it was started for them."""
+        """As `EnginePool.stop`, with the cluster if it was started for them. Does not wait for ever for Ray, and not
+        long without a `timeout_s`. May be called again, also while it is being cancelled.
+        """
+        end_s = STOP_S if timeout_s else STOP_AT_ONCE_S
         if self._deploying is not None:  # its thread cannot be cancelled, and would leave an application
-            await asyncio.wait((self._deploying,))
+            _, unfinished = await asyncio.wait((self._deploying,), timeout=end_s)
+            if unfinished:
+                log.warning("Ray has not joined a cluster and deployed replicas after %g s", end_s)
         watchers.pop(self._deployment.name, None)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(each.stop(timeout_s) for each in [*self._handles.values(), *self._leaving.values()]))
-        await asyncio.to_thread(self._deployment.stop)
+        await _in_thread(self._deployment.stop, end_s)
 
     @property
     def _workers(self) -> Sequence[EngineHandle]:
@@ -120,17 +132,38 @@ class ReplicaPool(EnginePool):
         for handle in self._leaving.values():
             handle.end()
 
-    async def _watch_deployment(self) -> None:
-        """Fails the start where Ray Serve has given up, and says where it waits for room."""
-        began_s, has_warned = time.monotonic(), False
-        while self._start is not None and not self._start.done():
+    async def _watch_deployment(self, start: asyncio.Future[None]) -> None:
+        """Fails the start where Ray Serve has given up, and says where it waits for room. Ends the process once the
+        application is gone later: without one, no replica comes back.
+        """
+        began_s, has_warned, is_silent, num_gone = time.monotonic(), False, False, 0
+        while True:
             await asyncio.sleep(STATUS_POLL_S)
-            if (why := await asyncio.to_thread(self._deployment.problem)) is not None:
+            try:
+                why = await _in_thread(self._deployment.problem)
+            except (RayError, RayServeException) as error:  # which says nothing of the replicas
+                if not is_silent:
+                    log.warning("Ray Serve does not tell how the replicas are: %s", reason(error))
+                is_silent = True
+                continue
+            is_silent, num_gone = False, num_gone + 1 if why == GONE else 0
+            if start.done() and (start.cancelled() or start.exception() is not None):
+                return
+            if start.done() and num_gone >= LOOKS:
+                await self._end_process()
+            if why is not None and (why != GONE or num_gone >= LOOKS):
                 self._fail_start(Unavailable(f"Ray Serve cannot start replicas: {why}"))
             wanted = self._config.cluster.replicas
-            if not has_warned and len(self._handles) < wanted and time.monotonic() - began_s > ROOM_S:
+            is_late = not start.done() and time.monotonic() - began_s > ROOM_S
+            if is_late and not has_warned and len(self._handles) < wanted:
                 has_warned = True
                 log.warning("%d of %d replicas run; the Ray cluster may lack room", len(self._handles), wanted)
+
+    async def _end_process(self) -> None:
+        """Ends a server that can give no answer any more, so that a service manager starts it again."""
+        log.error("the replicas' application on the Ray cluster is gone, and so the server ends; start it again")
+        await _in_thread(self._deployment.leave)
+        os._exit(1)
 
     def _fail_start(self, error: MemlmError) -> None:
         if self._start is not None and not self._start.done():
@@ -176,7 +209,7 @@ class ReplicaPool(EnginePool):
     async def _retire(self, handle: ReplicaHandle) -> None:
         """Waits for the end of a replica that Ray Serve runs no more. Then others take its sessions."""
         log.warning("%s is gone; Ray Serve replaces one that died", handle.name)
-        while await asyncio.to_thread(handle.is_alive):
+        while await _in_thread(handle.is_alive):
             await asyncio.sleep(DEATH_POLL_S)
         handle.end()
         try:
@@ -198,13 +231,21 @@ class ReplicaPool(EnginePool):
         await asyncio.gather(*(self._restore_session(name, at_once) for name in mine))
 
     async def _restore_session(self, name: str, at_once: asyncio.Semaphore) -> None:
+        lost = set[str]()
         while True:
+            handle = None
             try:
-                async with at_once:
+                async with self._one_at_a_time if lost else at_once:  # a file that kills replicas costs no other
                     handle = self._least_loaded()
                     assert isinstance(handle, ReplicaHandle)
                     await handle.answer(Adopt(name), internal=True)
             except Unavailable:
+                lost |= {handle.name} if handle is not None else set()  # one may fail often before it is known as lost
+                if len(lost) == MOST_LOST:
+                    log.warning(
+                        "the session %s stays in its file: %d replicas died while they read it", name, MOST_LOST
+                    )
+                    return
                 await asyncio.sleep(POLL_S)
             except MemlmError as error:
                 if not self._has_started:
@@ -214,6 +255,27 @@ class ReplicaPool(EnginePool):
             else:
                 self._homes[name] = handle.id
                 return
+
+
+async def _in_thread(work: Callable[..., R], *arguments: Any) -> R:
+    """Does some work in a daemon thread. Ray may never answer, and another thread would keep the process alive."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+        if not done.done():  # else its caller has left
+            set_outcome(outcome)
+
+    def run() -> None:
+        try:
+            result = work(*arguments)
+        except BaseException as error:
+            _call_soon(loop, finish, done.set_exception, error)
+        else:
+            _call_soon(loop, finish, done.set_result, result)
+
+    threading.Thread(target=run, name="ray", daemon=True).start()
+    return await done
 
 
 def _restore_signal_handlers() -> None:
