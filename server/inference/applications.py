@@ -25,6 +25,7 @@ from memlm.distributed.cluster import reason
 from memlm.errors import Unavailable
 
 OURS = re.compile(r"memlm-.+-[0-9a-f]{16}")  # names of applications; others may begin with memlm, too
+DEPLOYMENT = "replica"  # the only one of each
 NAMESPACE = "serve"  # of Ray Serve's actors
 SERVERS = "memlm-servers"  # the namespace of the actors of servers
 POLL_S, WATCH_S = 0.1, 1.0
@@ -88,8 +89,8 @@ def end(name: str) -> None:
 
 def end_abandoned() -> None:
     """Ends the applications of servers that were killed. Raises as `end`."""
-    for name in serve.status().applications:
-        if OURS.fullmatch(name) and is_gone(name):
+    for name, application in serve.status().applications.items():
+        if OURS.fullmatch(name) and {*application.deployments} <= {DEPLOYMENT} and is_gone(name):
             log.warning("the application %s is ended: its server is gone", name)
             end(name)
 

@@ -136,7 +136,7 @@ def deployment_of(config: ServerConfig, *, needs_gpu: bool) -> Any:
         scale = {"num_replicas": cluster.replicas}
     return serve.deployment(
         Replica,
-        name="replica",
+        name=applications.DEPLOYMENT,
         max_ongoing_requests=UNBOUNDED,
         ray_actor_options={"num_cpus": config.num_threads, "num_gpus": int(needs_gpu)},
         health_check_period_s=HEALTH_CHECK_S,

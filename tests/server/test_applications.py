@@ -1,6 +1,7 @@
 """Which servers of applications on a Ray cluster are gone, by what the cluster answers."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,4 +55,20 @@ def test_a_replica_looks_on_after_an_error_and_ends_with_its_server(answers, mon
     monkeypatch.setattr(applications.os, "_exit", ended.append)
     applications.end_with_server("one")
     assert ended == ["one", 1]
+    assert not list(rest)
+
+
+def test_applications_of_other_programs_are_not_ended(answers, monkeypatch) -> None:
+    """Neither by their names, nor by those of their deployments, nor while their server is there."""
+    ours, theirs, ended = {"replica": object()}, {"gateway": object()}, list[str]()
+    names = {each: applications.new_name() for each in ("abandoned", "empty", "other", "served")}
+    left = {
+        names["abandoned"]: ours, names["empty"]: {}, names["other"]: theirs, names["served"]: ours, "memlm-one": ours,
+    }  # fmt: skip
+    status = SimpleNamespace(applications={name: SimpleNamespace(deployments=of) for name, of in left.items()})
+    monkeypatch.setattr(applications.serve, "status", lambda: status)
+    monkeypatch.setattr(applications, "end", ended.append)
+    rest = answers(*6 * [MISSING], THERE)
+    applications.end_abandoned()
+    assert ended == [names["abandoned"], names["empty"]]
     assert not list(rest)
