@@ -37,17 +37,6 @@ CUT_NAMES = {
     "word": "word",
     "overlap": "longest n-gram in the datastore",
 }
-DIFFERENCES = {
-    "adaptive_lam against one_lam": "adaptive λ over one λ",
-    "both against adaptive_lam": "both over adaptive λ",
-    "both against context_cache": "both over context cache",
-    "datastore against passages": "datastore over passages",
-    "both against datastore": "both over datastore",
-    "both against passages": "both over passages",
-    "both against passages by_words": "both over passages by words",
-    "passages by_words against datastore": "passages by words over datastore",
-    "datastore against alone": "datastore over alone",
-}
 TIMES = {
     "alone": "alone",
     "datastore at_once": "datastore, tokens searched together",
@@ -103,7 +92,7 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "papers": lambda: table_of_papers({name: rows_of(report) for name, report in load().items()}),
         "deletion-traces": lambda: table_of_traces(of(rows, "deletion-traces")),
     }
-    for name in ("gain-by-domain", "passages", "questions"):
+    for name in ("gain-by-domain", "passages", "equal-time", "questions"):
         tables[f"{name}-differences"] = partial(table_of_differences, of(rows, f"{name}-differences"))
 
     def made(found: re.Match[str]) -> str:
@@ -201,10 +190,17 @@ def table_of_passages(rows: Rows) -> Iterator[str]:
 
 def table_of_differences(rows: Rows) -> Iterator[str]:
     """A line for each domain, with the differences of two ways and their standard errors."""
-    pairs = [pair for pair in DIFFERENCES if any(row["way"] == pair for row in rows)]
-    yield from header("text", *(DIFFERENCES[pair] for pair in pairs))
+    pairs = list(dict.fromkeys(row["way"] for row in rows))
+    yield from header("text", *(named(pair) for pair in pairs))
     for name, ways in by_text(rows):
         yield line(TEXTS[name], *(f"{ways[pair]['less']:+.3f} ± {ways[pair]['less_error']:.3f}" for pair in pairs))
+
+
+def named(pair: str) -> str:
+    """The heading of a difference of two ways, which is called ONE against OTHER in the results."""
+    for name, shown in (*WAYS.items(), ("by_words", "by words"), (" against ", " over ")):
+        pair = pair.replace(name, shown)
+    return pair
 
 
 def table_of_times(rows: Rows) -> Iterator[str]:
