@@ -57,6 +57,8 @@ def connect(address: str | None, *, num_cpus: int | None = None, niceness: int |
                 "local", num_cpus=num_cpus, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False
             )
             return True
+        if address == "auto" and given(None) is None:
+            os.environ.pop("RAY_ADDRESS", None)  # local, which would take precedence
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():  # Ray itself tries for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()

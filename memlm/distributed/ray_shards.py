@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from memlm.base.cpu import spin_briefly
 from memlm.base.options import RAY
-from memlm.distributed.cluster import connect, reason
+from memlm.distributed.cluster import connect, given, reason
 from memlm.distributed.shard_finder import no_shards
 from memlm.errors import AlreadyExists, InvalidInput, MemlmError, Unavailable, check_range
 
@@ -72,12 +72,13 @@ class ShardActor:
 @contextmanager
 def joined(address: str | None) -> Iterator[None]:
     """Joins a running cluster, unless this process has: that at an address, by default at RAY_ADDRESS, or else the one
-    that this machine is a node of. Raises Unavailable if there is none.
+    that this machine is a node of, also where either is local: a new cluster has no shards. Raises Unavailable if there
+    is none.
     """
     if ray.is_initialized():
         yield
         return
-    connect(address or os.environ.get("RAY_ADDRESS") or "auto")
+    connect(given(address) or "auto")
     try:
         yield
     finally:

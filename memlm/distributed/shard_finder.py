@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -19,6 +20,7 @@ from memlm.base.options import RAY
 from memlm.errors import MemlmError, NotFound, Unavailable
 
 FOLDER_S, ASK_AGAIN_S = 60.0, 0.2
+ASK_S = 60.0  # for Ray to answer, with the start of a process that asks it
 
 
 class ShardFinder:
@@ -35,7 +37,7 @@ class ShardFinder:
 
     def ask(self) -> None:
         """Asks Ray. An address holds until its actor has another one, or is gone, so that nothing changes while Ray
-        does not answer. Raises Unavailable then.
+        does not answer. Raises Unavailable then, and where Ray takes longer than a minute.
         """
         try:
             answer = json.loads(self._line())
@@ -65,10 +67,14 @@ class ShardFinder:
             process.kill()
         assert process.stdin is not None
         assert process.stdout is not None
+        killing = threading.Timer(ASK_S, process.kill)  # a cluster that is lost may never answer
+        killing.daemon = True
+        killing.start()
         with suppress(OSError, ValueError):  # it has ended
             process.stdin.write("\n")
             process.stdin.flush()
             line = process.stdout.readline()
+        killing.cancel()
         return line or json.dumps({"problem": f"Ray does not tell where the shards of {self.url} are"})
 
     def close(self) -> None:

@@ -238,6 +238,33 @@ def test_a_finder_without_a_cluster_says_so(monkeypatch):
         find_folder("ray://notes")
 
 
+def test_a_finder_ends_a_process_that_ray_does_not_answer(tmp_path, monkeypatch):
+    child = tmp_path / "child"
+    child.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 3600\n", encoding="utf-8")
+    child.chmod(0o755)
+    monkeypatch.setattr(shard_finder.sys, "executable", str(child))
+    monkeypatch.setattr(shard_finder, "ASK_S", 3.0)
+    with pytest.raises(Unavailable, match="Ray does not tell where the shards of ray://notes are"):
+        find_folder("ray://notes")
+    assert not is_alive(int((tmp_path / "pid").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("address", "of_environment"), [("local", None), (None, "local"), ("auto", "local"), (None, None)]
+)
+def test_shards_are_looked_for_on_a_running_cluster(monkeypatch, address, of_environment):
+    """One that is called local would be a new one, without shards."""
+    joined = list[tuple[object, str | None]]()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if of_environment is not None:
+        monkeypatch.setenv("RAY_ADDRESS", of_environment)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, **how: joined.append((address, os.environ.get("RAY_ADDRESS"))))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with ray_shards.joined(address):
+        assert joined == [("auto", None)]
+
+
 def test_an_unknown_name_is_no_search_of_the_server_itself(tmp_path, name, monkeypatch):
     monkeypatch.setattr("memlm.distributed.shards.FIRST_GREETING_S", 1.0)
     path = cut_store(tmp_path, num_shards=2)
