@@ -104,7 +104,7 @@ def test_a_server_ends_what_a_killed_one_left(address: str, tmp_path: Path, long
         os.kill(left, signal.SIGSTOP)
         server.process.kill()
     with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
-        assert not is_alive(left)
+        wait_until(lambda: not is_alive(left))  # Ray kills one that stands still some seconds after its name is free
         assert application not in applications()
         assert "memlm-gateway" in applications()
         assert f"{application} is ended" in server.output
@@ -163,6 +163,19 @@ def test_a_second_signal_ends_at_once_and_leaves_nothing(address: str, tmp_path:
         assert server.stop() == 1
         assert applications() == []
         assert not any(map(is_alive, pids))
+
+
+def test_a_server_whose_application_is_ended_ends_with_an_error(address: str, tmp_path: Path, long_model: Path) -> None:
+    """Without an application no replica comes back, and the next server finds the session folder free."""
+    options = ("--address", address, "--session-dir", str(tmp_path / "sessions"))
+    with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
+        name = client.session().name
+        tokens = client.append_to_session(name, "a text").num_tokens
+        ray_serve.delete(applications()[0])
+        assert server.process.wait(CLUSTER_S) == 1
+        assert server.output.count("is gone, and so the server ends") == 1
+    with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
+        assert client.get_session(name).num_tokens == tokens
 
 
 @pytest.fixture
