@@ -98,6 +98,7 @@ class ReplicaPool(EnginePool):
             _, unfinished = await asyncio.wait((self._deploying,), timeout=end_s)
             if unfinished:
                 log.warning("Ray has not joined a cluster and deployed replicas after %g s", end_s)
+                self._deploying.cancel()  # so that nothing is deployed once it has joined
         watchers.pop(self._deployment.name, None)
         for task in self._tasks:
             task.cancel()

@@ -88,9 +88,12 @@ async def test_a_stop_does_not_wait_for_a_cluster_that_never_answers(pool, monke
             assert all(thread.daemon for thread in threading.enumerate() if thread.name == "ray")
             starting.cancel()
             await pool.stop(timeout_s)
+            answers.set()
+            with pytest.raises(asyncio.CancelledError):  # nothing is deployed once it has joined
+                await pool._deploying
     finally:
-        answers.set()
         pool._deploying.cancel()
+        answers.set()
 
 
 async def test_a_stop_does_not_wait_for_a_serve_that_never_answers(pool, monkeypatch, caplog) -> None:
