@@ -99,9 +99,12 @@ async def test_a_stop_does_not_wait_for_a_cluster_that_never_answers(pool, monke
 async def test_a_stop_does_not_wait_for_a_serve_that_never_answers(pool, monkeypatch, caplog) -> None:
     answers = threading.Event()
     monkeypatch.setattr(deployment.ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(deployment.serve, "delete", lambda name, **how: answers.wait())
-    monkeypatch.setattr(deployment.serve, "status", lambda: SimpleNamespace(applications={}))
-    monkeypatch.setattr(deployment.applications, "_replicas_of", lambda name: [])
+
+    def delete(name: str, **how: Any) -> None:
+        answers.wait()
+        raise ray_exceptions.RpcError("of the cluster's head")
+
+    monkeypatch.setattr(deployment.serve, "delete", delete)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await pool.stop(0)  # none was deployed, so that none is left
@@ -110,6 +113,8 @@ async def test_a_stop_does_not_wait_for_a_serve_that_never_answers(pool, monkeyp
             await pool.stop(0)
     finally:
         answers.set()
+        for thread in [each for each in threading.enumerate() if each.name == "end of replicas"]:
+            thread.join()
     assert f"may be left on the Ray cluster, under the name {pool._deployment.name}" in caplog.text
 
 
