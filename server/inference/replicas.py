@@ -84,7 +84,7 @@ class ReplicaPool(EnginePool):
         self._has_started = True
 
     async def _deploy(self) -> None:
-        await _in_thread(self._deployment.join)
+        await _in_thread(self._deployment.join, stays=True)  # Linux ends a cluster with the thread that started it
         _restore_signal_handlers()
         self._calls = await _in_thread(self._deployment.start)
         self._calls.options(stream=True)  # makes the router
@@ -258,8 +258,10 @@ class ReplicaPool(EnginePool):
                 return
 
 
-async def _in_thread(work: Callable[..., R], *arguments: Any) -> R:
-    """Does some work in a daemon thread. Ray may never answer, and another thread would keep the process alive."""
+async def _in_thread(work: Callable[..., R], *arguments: Any, stays: bool = False) -> R:
+    """Does some work in a daemon thread, which `stays` afterwards. Ray may never answer, and another thread would keep
+    the process alive.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[R] = loop.create_future()
 
@@ -274,6 +276,8 @@ async def _in_thread(work: Callable[..., R], *arguments: Any) -> R:
             _call_soon(loop, finish, done.set_exception, error)
         else:
             _call_soon(loop, finish, done.set_result, result)
+        if stays:
+            threading.Event().wait()
 
     threading.Thread(target=run, name="ray", daemon=True).start()
     return await done
