@@ -9,10 +9,10 @@ NATS, RIGHT, NONE = "nats a token", "right answers", "-"
 
 
 def table_of_the_summary(rows: Rows) -> Iterator[str]:
-    """A line for each domain and task: the model alone, with a datastore, and with its alternative. Nats have their
-    change against the model alone in brackets.
+    """A line for each domain and task: the model alone, with a datastore, and another way for comparison. Nats have
+    their change against the model alone in brackets.
     """
-    yield from header("text or task", "measure", "model alone", "datastore", "alternative")
+    yield from header("text or task", "measure", "model alone", "datastore", "for comparison")
     yield from lines_of_text(rows)
     yield from lines_of_answers(rows)
     if deleted := of(rows, "deletion"):
@@ -49,11 +49,12 @@ def lines_of_answers(rows: Rows) -> Iterator[str]:
         before, stored, other = (percent(ways[way], "right") for way in ("alone", "datastore", "passages by_words"))
         yield line(task, RIGHT, before, stored, f"passages in the prompt: {other}")
     for name, ways in by_text(of(rows, "facts")):
-        taught, behind = ways["as_taught"], ways["behind_other_text"]
+        taught, behind = (
+            ways["as_taught"],
+            f"behind another sentence: {percent(ways['behind_other_text'], 'right_taught')}",
+        )
         task = link(f"{taught['facts']:.0f} invented facts, taught beside {TEXTS[name]}", "invented-facts")
-        yield line(task, RIGHT, percent(taught, "right_before"), percent(taught, "right_taught"), NONE)
-        asked = "the same, asked behind another sentence"
-        yield line(asked, RIGHT, percent(behind, "right_before"), percent(behind, "right_taught"), NONE)
+        yield line(task, RIGHT, percent(taught, "right_before"), percent(taught, "right_taught"), behind)
         yield line("the same, deleted", RIGHT, NONE, percent(taught, "right_deleted"), NONE)
 
 
