@@ -13,7 +13,7 @@ from typing import Any
 
 from evidence_papers import table_of_papers
 from evidence_rows import TEXTS, Rows, by_text, header, line, of, with_error
-from evidence_summary import table_of_the_summary
+from evidence_summary import percent, table_of_the_summary
 from report import load, rows_of
 
 ROOT = Path(__file__).parents[1]
@@ -27,6 +27,7 @@ LEARNED = {
     "equal_time": "of all, equal processor time",
 }
 TASK_WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "thresholded_lam": "adaptive λ with a threshold"}
+ALL = "all tokens"  # the cut of all of them
 CUTS = {
     "frequency": ("0", "1-9", "10-99", "100+"),
     "word": ("name", "number", "function word", "other word", "sign"),
@@ -78,6 +79,7 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
         "texts": lambda: table_of_texts(reports, rows),
         "gain-by-domain": lambda: table_of_gains(of(rows, "gain-by-domain")),
         "gain-by-token": lambda: table_of_tokens(of(rows, "gain-by-token")),
+        "share-by-token": lambda: table_of_token_shares(of(rows, "gain-by-token")),
         "deletion": lambda: table_of_deletions(of(rows, "deletion")),
         "generation": lambda: table_of_generation(of(rows, "generation")),
         "facts": lambda: table_of_facts(of(rows, "facts")),
@@ -136,16 +138,38 @@ def table_of_tokens(rows: Rows) -> Iterator[str]:
     names = list(dict.fromkeys(row["text"] for row in rows))
     yield from header("cut", "tokens", *(f"{TEXTS[name]}: {way}" for name in names for way in ("datastore", "cache")))
     found = {(row["text"], row["cut"], row["way"]): row for row in rows}
-    for cut, labels in CUTS.items():
-        for label in labels:
-            cells, shares = [], []
-            for name in names:
-                for way in ("adaptive_lam", "context_cache"):
-                    row = found.get((name, f"{cut} {label}", way))
-                    cells.append("-" if row is None else with_error(row, "nats_less"))
-                row = found.get((name, f"{cut} {label}", "both"))
-                shares.append("-" if row is None else f"{100 * row['share_of_tokens']:.1f}")
-            yield line(f"{CUT_NAMES[cut]}: {label}", f"{', '.join(shares)} %", *cells)
+    for cut, shown in cuts_of(rows).items():
+        cells, shares = [], []
+        for name in names:
+            for way in ("adaptive_lam", "context_cache"):
+                row = found.get((name, cut, way))
+                cells.append("-" if row is None else with_error(row, "nats_less"))
+            row = found.get((name, cut, "both"))
+            shares.append("-" if row is None else f"{100 * row['share_of_tokens']:.1f}")
+        yield line(shown, f"{', '.join(shares)} %", *cells)
+
+
+def table_of_token_shares(rows: Rows) -> Iterator[str]:
+    """A line for each cut, with the shares of its tokens that are less and more probable with the datastore."""
+    counted = [row for row in rows if "share_losing" in row]
+    if not counted:
+        yield "The results do not have these shares yet."
+        return
+    names = list(dict.fromkeys(row["text"] for row in counted))
+    found = {(row["text"], row["cut"], row["way"]): row for row in counted}
+    columns = [(way, end) for way in ("one_lam", "adaptive_lam") for end in ("losing", "gaining")]
+    yield from header("text", "cut", *(f"{WAYS[way]}: {end}" for way, end in columns))
+    for name in names:
+        for cut, shown in cuts_of(counted).items():
+            some = [(found.get((name, cut, way)), f"share_{end}") for way, end in columns]
+            cells = ["-" if row is None else percent(row, share) for row, share in some]
+            yield line(TEXTS[name], shown, *cells)
+
+
+def cuts_of(rows: Rows) -> dict[str, str]:
+    """The names of the cuts that some rows may have, as the page shows them."""
+    whole = {ALL: ALL} if any(row["cut"] == ALL for row in rows) else {}
+    return whole | {f"{cut} {label}": f"{CUT_NAMES[cut]}: {label}" for cut, labels in CUTS.items() for label in labels}
 
 
 def table_of_deletions(rows: Rows) -> Iterator[str]:

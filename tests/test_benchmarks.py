@@ -52,6 +52,27 @@ def test_a_changed_figure_of_the_evidence_is_stale(page: str, tmp_path: Path) ->
     assert f"{page} is stale" in done.stderr
 
 
+@pytest.fixture
+def plot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    import plot_evidence
+
+    return plot_evidence
+
+
+def test_shares_of_tokens_that_lose_are_shown_where_a_result_has_them(plot: ModuleType) -> None:
+    old = {"text": "wikitext", "cut": "word name", "way": "adaptive_lam", "share_of_tokens": 0.2, "nats_less": 0.1}
+    old |= {"nats_less_error": 0.02}
+    assert list(plot.table_of_token_shares([old])) == ["The results do not have these shares yet."]
+    shares = {"share_losing": 0.61, "share_losing_error": 0.034, "share_gaining": 0.25, "share_gaining_error": 0.02}
+    lines = list(plot.table_of_token_shares([old, {**old, **shares, "text": "isabelle"}, {**old, "cut": "all tokens"}]))
+    assert "| Isabelle | word: name | - | - | 61 ± 3 % | 25 ± 2 % |" in lines
+    assert not any("WikiText-2" in line or "all tokens" in line for line in lines)
+    whole = {**old, **shares, "cut": "all tokens"}
+    assert "| WikiText-2 | all tokens | - | - | 61 ± 3 % | 25 ± 2 % |" in plot.table_of_token_shares([whole])
+    assert next(line for line in plot.table_of_tokens([whole]) if "all" in line).endswith("| 0.100 ± 0.020 | - |")
+
+
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.stem)
 def test_a_report_names_its_machine_and_its_origin(file: Path) -> None:
     report = json.loads(file.read_text(encoding="utf-8"))

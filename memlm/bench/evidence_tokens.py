@@ -1,7 +1,8 @@
 """Table of `memlm bench evidence`: which tokens memory helps, by frequency, kind of word, and overlap with the store.
 
 The cuts are those of the critics of kNN-LM: rare tokens (arXiv 2503.22426), and tokens of an n-gram that the datastore
-contains against all others (2305.14625, 2408.11815).
+contains against all others (2305.14625, 2408.11815). A few tokens that gain much can hide that most lose a little
+(2305.14625), so the tokens that gain and those that lose are counted too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from memlm.base.progress import Progress
-from memlm.bench.evidence_domains import ADAPTIVE, BOTH, CACHE, Prepared, ReadText, nats_less, read_test
+from memlm.bench.evidence_domains import ALONE, WAYS, Prepared, ReadText, nats_less, read_test
+from memlm.bench.past import per_token
 from memlm.data.tokenizer import Tokenizer
 from memlm.model.checkpoint import Checkpoint
 
 COUNTS = (1, 10, 100)  # times that a token occurs in the datastore
 LENGTHS = (2, 4, 8)  # tokens of an n-gram
+SAME = 1e-6  # nats: by no more, a token neither gains nor loses
 # Articles, prepositions, pronouns, conjunctions and auxiliaries of English.
 FUNCTION_WORDS = {
     "a", "about", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been", "but", "by", "can", "could",
@@ -31,12 +34,15 @@ FUNCTION_WORDS = {
 
 
 def gain_by_token(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
-    """A row for each cut and way: the share of the tokens, and nats fewer than the model alone."""
+    """A row for each cut and way, and one for all tokens: the share of the tokens, nats fewer than the model alone, and
+    the shares of the cut's tokens that are more and less probable than alone.
+    """
     texts, tokenizer = read_test(checkpoint, prepared, progress), checkpoint.tokenizer
     stored = [tokenizer.encode(document.text).astype(np.int64) for document in prepared.domain.stored]
     counts_V = np.bincount(np.concatenate(stored), minlength=tokenizer.vocab_size)
     known = [{gram for ids_N in stored for gram in grams_of(ids_N, length)} for length in LENGTHS]
     cuts: dict[str, Callable[[ReadText], list[str]]] = {
+        "all": lambda text: ["tokens"] * len(text.read.targets_N),
         "frequency": lambda text: [frequency(int(count)) for count in counts_V[text.read.targets_N]],
         "word": lambda text: word_classes(text.read.targets_N.tolist(), tokenizer),
         "overlap": lambda text: overlaps(text.read.targets_N, known),
@@ -46,10 +52,30 @@ def gain_by_token(checkpoint: Checkpoint, prepared: Prepared, progress: Progress
         labels = [np.array(labels_of(text)) for text in texts]
         for label in sorted(set(np.concatenate(labels).tolist())):
             masks = [labels_N == label for labels_N in labels]
-            share = sum(int(mask_N.sum()) for mask_N in masks) / tokens
-            words = {"text": prepared.domain.name, "cut": f"{cut} {label}", "share_of_tokens": share}
-            rows += [{**words, "way": way, **nats_less(texts, way, masks)} for way in (ADAPTIVE, CACHE, BOTH)]
+            counts = [int(mask_N.sum()) for mask_N in masks]
+            words = {"text": prepared.domain.name, "cut": f"{cut} {label}", "share_of_tokens": sum(counts) / tokens}
+            words["documents"] = sum(count > 0 for count in counts)
+            rows += [
+                {**words, "way": way, **nats_less(texts, way, masks), **shares_of(texts, way, masks)} for way in WAYS
+            ]
     return rows
+
+
+def shares_of(texts: Sequence[ReadText], way: str, masks: Sequence[Bool[np.ndarray, " N"]]) -> dict[str, float]:
+    """Shares of the marked tokens whose log-probability one way raises and lowers, with standard errors over documents.
+    Both leave out the tokens that it changes by at most 1e-6.
+    """
+    more = [(text.logprobs[way] - text.logprobs[ALONE])[mask_N] for text, mask_N in zip(texts, masks, strict=True)]
+    sizes_D = np.array([len(more_N) for more_N in more])
+    counted = {
+        "gaining": [(more_N > SAME).sum() for more_N in more],
+        "losing": [(more_N < -SAME).sum() for more_N in more],
+    }
+    shares = dict[str, float]()
+    for name, count_D in counted.items():
+        share, error = per_token(np.array(count_D, np.float64), sizes_D)
+        shares |= {f"share_{name}": share, f"share_{name}_error": error}
+    return shares
 
 
 def frequency(count: int) -> str:

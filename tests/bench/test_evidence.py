@@ -32,7 +32,7 @@ from memlm.bench.evidence_domains import (
 )
 from memlm.bench.evidence_generation import begins_with, facts_of, is_attributed, longest_copied
 from memlm.bench.evidence_texts import Sizes, domain_of, ngrams, overlap, text_hash
-from memlm.bench.evidence_tokens import frequency, grams_of, overlaps, word_classes
+from memlm.bench.evidence_tokens import frequency, grams_of, overlaps, shares_of, word_classes
 from memlm.cli.app import app
 from memlm.data.corpus import Document
 from memlm.errors import InvalidInput
@@ -102,6 +102,17 @@ def test_nats_are_of_the_chosen_tokens_with_an_error_over_documents():
     figures = nats_less(texts, BOTH, chosen)
     assert figures["nats_per_token"] == pytest.approx(10 / 3)
     assert figures["nats_less"] == pytest.approx(1 / 3)
+
+
+def test_shares_count_the_tokens_that_gain_and_lose_with_an_error_over_documents():
+    alone = [[-1.0, -2, -3, -4], [-1, -2], [-5]]
+    mixed = [[-0.5, -2.5, -3, -4 - 5e-7], [-1.1, -2.2], [-4]]
+    masks = [np.array([True] * 4), np.array([True, True]), np.array([False])]
+    found = shares_of([text_of(*each) for each in zip(alone, mixed, strict=True)], BOTH, masks)
+    assert found["share_losing"] == pytest.approx(3 / 6)  # 1 of 4 and 2 of 2
+    assert found["share_losing_error"] == pytest.approx(math.sqrt(((1 - 4 / 2) ** 2 + (2 - 2 / 2) ** 2) * 3 / 2) / 6)
+    assert found["share_gaining"] == pytest.approx(1 / 6)  # 1 of 4 and 0 of 2
+    assert found["share_gaining_error"] == pytest.approx(math.sqrt(((1 - 4 / 6) ** 2 + (2 / 6) ** 2) * 3 / 2) / 6)
 
 
 def test_a_difference_has_the_error_of_paired_documents():
@@ -218,7 +229,25 @@ def test_the_command_keeps_what_it_prepared(given, model_folder, tmp_path):
     assert store.stat().st_mtime_ns == before
     assert again[way] == found[way]
     shares = [each["value"] for metric, each in again.items() if "share_of_tokens[" in metric and "way=both" in metric]
-    assert sum(shares) == pytest.approx(3)  # three cuts, each of all tokens
+    assert sum(shares) == pytest.approx(4)  # all tokens, and three cuts of all tokens
+    gains = {
+        tuple(re.findall(r"^(\w+)\[.*way=(\w+),cut=(.*)\]$", metric)[0]): each["value"]
+        for metric, each in again.items()
+        if metric.partition("[")[2].startswith("table=gain-by-token,")
+    }
+    for each_way in (ONE_LAM, ADAPTIVE, CACHE, BOTH):
+        assert gains["nats_less", each_way, "all tokens"] == pytest.approx(
+            next(found[metric]["value"] for metric in found if re.match(rf"nats_less\[.*way={each_way},", metric))
+        )
+        for end in ("losing", "gaining"):  # the whole is the mean of the parts
+            parts = [
+                gains["share_of_tokens", each_way, cut] * gains[f"share_{end}", each_way, cut]
+                for name, way_of_row, cut in gains
+                if (name, way_of_row) == ("share_of_tokens", each_way) and cut.startswith("word ")
+            ]
+            assert gains[f"share_{end}", each_way, "all tokens"] == pytest.approx(sum(parts))
+        assert gains["share_losing", each_way, "all tokens"] + gains["share_gaining", each_way, "all tokens"] <= 1
+    assert gains["share_losing", BOTH, "all tokens"] > 0
     values = {(metric.partition("[")[0], re.findall("way=([^,]*?)[],]", metric)[0]): found[metric] for metric in found}
     more = values["nats_less", BOTH]["value"] - values["nats_less", ADAPTIVE]["value"]
     assert values["less", f"{BOTH} against {ADAPTIVE}"]["value"] == pytest.approx(more, abs=1e-9)
