@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from memlm.model import Decoder
 
 NAME = "fakegpu"
 NUMPY_DTYPES = {
@@ -69,3 +71,14 @@ class NumbersOnTheHost(TorchFunctionMode):
 def fake_device() -> Iterator[NumbersOnTheHost]:
     with FakeTensorMode(allow_non_fake_inputs=True), NumbersOnTheHost() as host:
         yield host
+
+
+def on_fake_gpu(decoder: Decoder) -> Decoder:
+    """The decoder with parameters of its shapes on a device."""
+    for module in decoder.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            on_device = torch.empty(parameter.shape, dtype=torch.bfloat16, device=fake_gpu())
+            setattr(module, name, nn.Parameter(on_device, requires_grad=False))
+    if decoder.config.tied_embeddings:
+        decoder.head.weight = decoder.embedding.weight
+    return decoder.eval()

@@ -79,7 +79,8 @@ def bench_evidence(
         for name in CHECKS.keys() & {*(only or NAMES)}:
             CHECKS[name](checkpoint, domain)
     figures: dict[str, Any] = {
-        "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."), "seed": str(seed),
+        "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."),
+        "device": str(checkpoint.decoder.device), "seed": str(seed),
         "sizes": asdict(sizes), "texts": {domain.name: _named(domain) for domain in drawn}, "rows": [],
     }  # fmt: skip
     for domain in drawn:

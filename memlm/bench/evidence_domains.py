@@ -6,12 +6,13 @@ A document is read once, and each memory is searched once. All ways of mixing co
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Float32
 
 from memlm.api.params import RetrievalParams
@@ -44,7 +45,7 @@ WAYS = (ONE_LAM, ADAPTIVE, CACHE, BOTH)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A domain with its datastore and the tuned settings of both memories. `store_s` are the seconds of the processor
+    """A domain with its datastore and the tuned settings of both memories. `store_s` are the seconds of `work_clock`
     for the datastore and its tuning, 0 if an earlier run left it.
     """
 
@@ -84,9 +85,10 @@ def prepare(
         note_source(folder, source)
     past, store_s = ContextSettings.load(folder), 0.0
     if past is None:
-        begin = time.process_time()
+        clock = work_clock(checkpoint.decoder.device)
+        begin = clock()
         make_store(checkpoint, domain, folder / "store", progress)
-        store_s = time.process_time() - begin
+        store_s = clock() - begin
         evidence = read_past(
             checkpoint, domain.tuning, max_tokens=_num_tokens(checkpoint, domain.tuning),
             document_tokens=sizes.document_tokens, size=windows_for(checkpoint), progress=progress,
@@ -94,6 +96,13 @@ def prepare(
         past = fit_past(evidence, domain.name).settings
         past.save(folder)  # the last step: a folder with this file is complete
     return Prepared(domain, folder, past, sizes, store_s)
+
+
+def work_clock(device: torch.device) -> Callable[[], float]:
+    """The clock for work on a device, in seconds: that of the processor, which other processes do not lengthen, but the
+    time that passes for a GPU, whose work no clock of the processor counts.
+    """
+    return time.process_time if device.type == "cpu" else time.perf_counter
 
 
 def make_store(checkpoint: Checkpoint, domain: Domain, store: Path, progress: Progress = silent) -> None:

@@ -8,7 +8,6 @@ time that the first one and its datastore took together. All have the tokenizer 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from memlm.bench.evidence_domains import (
     read_document,
     read_test,
     windows_for,
+    work_clock,
 )
 from memlm.bench.evidence_texts import Domain, Sizes
 from memlm.bench.past import per_token
@@ -43,7 +43,7 @@ QUARTER, EQUAL_TOKENS, EQUAL_TIME = "quarter", "equal_tokens", "equal_time"
 
 
 class Learned(NamedTuple):
-    """A model, and the steps, tokens and seconds of the processor that its training took."""
+    """A model, and the steps, tokens and seconds of `work_clock` that its training took."""
 
     checkpoint: Checkpoint
     steps: int
@@ -52,7 +52,7 @@ class Learned(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The test documents as a model with a datastore read them, the entries, and the seconds of the processor for the
+    """The test documents as a model with a datastore read them, the entries, and the seconds of `work_clock` for the
     datastore and its tuning.
     """
 
@@ -65,7 +65,8 @@ def training(
     checkpoint: Checkpoint, domain: Domain, folder: Path, sizes: Sizes, progress: Progress
 ) -> list[dict[str, Any]]:
     """A row for each model and way: nats a token, and how many fewer than the first model alone has. `processor_s` are
-    the seconds of the processor for the training, and for the datastore if the way has one.
+    the seconds of the processor for the training, and for the datastore if the way has one. With a GPU they are seconds
+    that pass.
 
     `checkpoint` gives the dtype and the device. Removes what an earlier run left in the folder, because times are of
     one run. Raises InvalidInput for a domain with too little text.
@@ -112,10 +113,12 @@ def _learned(
     like: Checkpoint,
     progress: Progress,
 ) -> Learned:
-    begin = time.process_time()
+    device = like.decoder.device
+    clock = work_clock(device)
+    config, begin = replace(config, device="cuda" if device.type == "cuda" else "cpu"), clock()
     report = train(Corpus(documents), folder, config, tokenizer=tokenizer, progress=progress)
-    processor_s = time.process_time() - begin
-    checkpoint = load_checkpoint(folder, dtype=like.decoder.dtype, device=like.decoder.device)
+    processor_s = clock() - begin
+    checkpoint = load_checkpoint(folder, dtype=like.decoder.dtype, device=device)
     return Learned(checkpoint, report.steps, report.tokens, processor_s)
 
 

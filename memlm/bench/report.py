@@ -112,7 +112,9 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, instruction sets, cores, and the measured bandwidth and speed of products."""
+    """Processor, instruction sets, cores, GPU if there is one, and the measured bandwidth and speed of products."""
+    import torch
+
     from memlm.bench.machine import measured_bandwidth, measured_peak, multiplied_dtypes
 
     try:
@@ -128,4 +130,5 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gigabytes_per_s": round(measured_bandwidth() / 1e9, 1),
         **{f"gigaflops_{name}": round(measured_peak(dtype) / 1e9, 1) for name, dtype in multiplied_dtypes().items()},
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
     }

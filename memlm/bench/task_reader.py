@@ -77,7 +77,7 @@ class TaskReader(MemlmLM):
         assert prediction.hidden_ND is not None
         decoder = self.lm.checkpoint.decoder
         with torch.inference_mode():
-            return decoder.logprobs(prediction.hidden_ND.to(decoder.dtype)).float().cpu()
+            return decoder.logprobs(prediction.hidden_ND.to(decoder.device, decoder.dtype)).cpu()
 
     def _window(self, context: str, continuation: str) -> Window:
         context_ids, new_ids = self._split(context, continuation)

@@ -52,15 +52,15 @@ def loglikelihood(
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([read_ids]))
         hidden_ND = hidden_BTD[0, -count:]
-        lm_logprobs_NV, found = decoder.logprobs(hidden_ND), None
+        lm_logprobs_NV, found = decoder.logprobs(hidden_ND).cpu(), None
         if retriever is not None:
             found = retriever.search_in_order(
-                keys_BTD[0, -count:].float().numpy(), lm_logprobs_NV.amax(dim=1).numpy(), np.asarray(new_ids),
+                keys_BTD[0, -count:].float().cpu().numpy(), lm_logprobs_NV.amax(dim=1).numpy(), np.asarray(new_ids),
                 retriever.new_policy(),
             )  # fmt: skip
             if retriever.gate is not None:
                 mixed_ND = gated(decoder, retriever.gate, hidden_ND.float(), found.neighbors)
-                lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype))
+                lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype)).cpu()
         return mixed_likelihood(lm_logprobs_NV, new_ids, found)
 
 

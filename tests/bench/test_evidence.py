@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -29,6 +31,7 @@ from memlm.bench.evidence_domains import (
     read_document,
     searched,
     windows_for,
+    work_clock,
 )
 from memlm.bench.evidence_generation import begins_with, facts_of, is_attributed, longest_copied
 from memlm.bench.evidence_texts import Sizes, domain_of, ngrams, overlap, text_hash
@@ -125,6 +128,14 @@ def test_a_difference_has_the_error_of_paired_documents():
     steady = {ALONE: np.array([5.0, 9.0]), BOTH: np.array([2.0, 6.0])}  # each document gains 3, so there is no error
     (row,) = differences("gain", "tiny", steady, np.array([2, 2]), [(BOTH, ALONE)])
     assert (row["less"], row["less_error"]) == (1.5, 0)
+
+
+def test_only_a_gpu_is_timed_by_the_time_that_passes():
+    clocks = [work_clock(torch.device(name)) for name in ("cpu", "cuda:0")]
+    before = [clock() for clock in clocks]
+    time.sleep(0.2)
+    of_the_processor, of_the_wall = (clock() - begin for clock, begin in zip(clocks, before, strict=True))
+    assert of_the_processor < 0.1 < 0.2 <= of_the_wall
 
 
 def test_overlap_counts_the_ngrams_of_each_text():
@@ -252,6 +263,7 @@ def test_the_command_keeps_what_it_prepared(given, model_folder, tmp_path):
     more = values["nats_less", BOTH]["value"] - values["nats_less", ADAPTIVE]["value"]
     assert values["less", f"{BOTH} against {ADAPTIVE}"]["value"] == pytest.approx(more, abs=1e-9)
     kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert report["settings"]["device"] == "cpu"
     number_type = "bfloat16" if report["settings"]["dtype"] == "float32" else "float32"
     for other, why in ((["--seed", "1"], "other texts"), (["--dtype", number_type], "another number type")):
         refused = CliRunner().invoke(app, [*words, *sizes, *other, "--only", "gain-by-domain"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_device import fake_device, on_fake_gpu
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
@@ -22,6 +23,8 @@ from memlm.cli.app import app
 from memlm.errors import InvalidInput
 from memlm.generation.likelihood import loglikelihood, split_ids
 from memlm.integrations.lm_eval import MemlmLM
+from memlm.language_model import LanguageModel
+from memlm.model.checkpoint import load_checkpoint
 from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.retriever import Retriever
 
@@ -80,6 +83,20 @@ def test_each_way_answers_as_its_retriever_does(lm, ways):
             assert logprob == pytest.approx(expected, abs=1e-3), (way, pair)
             assert is_greedy == expected_greedy
     assert len({round(found[way][0][0], 3) for way in ways}) == 3
+
+
+def test_questions_are_read_on_the_device_and_mixed_on_the_host(model_folder, store_folder):
+    checkpoint = load_checkpoint(model_folder, trainable=True)  # not packed, which only processors are
+    with LanguageModel(checkpoint, [store_folder]) as lm:
+        tuned = lm.engine.stores.retriever(RetrievalParams())
+        reader = TaskReader(lm, {"alone": None, "one": replace(tuned, adaptive=None, lam=0.4)})
+        pairs = [("the memory", " of a model"), ("it is silent:", " the")]
+        with fake_device() as host:
+            on_fake_gpu(checkpoint.decoder)
+            reader.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    sizes = [len(split_ids(lm.tokenizer, *pair)[1]) for pair in pairs]
+    vocab = [shape for shape in host.crossings if shape[-1] == checkpoint.tokenizer.vocab_size]
+    assert vocab == [(size, checkpoint.tokenizer.vocab_size) for size in sizes]
 
 
 def test_scores_are_those_of_the_harness(lm, ways, own_tasks):

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 from decoders import ALL, make
-from fake_device import fake_device, fake_gpu
+from fake_device import fake_device, fake_gpu, on_fake_gpu
 from texts import make_text
-from torch import nn
 
-from memlm.api.params import GenerateRequest
+from memlm.api.params import GenerateRequest, RetrievalParams
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
+from memlm.generation.likelihood import loglikelihood
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.quality import check_keys
 from memlm.language_model import LanguageModel, load
@@ -20,17 +20,6 @@ from memlm.model import Decoder, DecoderState, device
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.device import dtype_of, fastest_device, has_fast_bfloat16
 from memlm.retrieval.encoder import Encoder, document_windows
-
-
-def on_fake_gpu(decoder: Decoder) -> Decoder:
-    """The decoder with parameters of its shapes on a device."""
-    for module in decoder.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            on_device = torch.empty(parameter.shape, dtype=torch.bfloat16, device=fake_gpu())
-            setattr(module, name, nn.Parameter(on_device, requires_grad=False))
-    if decoder.config.tied_embeddings:
-        decoder.head.weight = decoder.embedding.weight
-    return decoder.eval()
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -76,6 +65,18 @@ def test_windows_leave_the_device_as_keys_and_as_predictions(model_folder):
         keys = Encoder(decoder).keys(windows)
         predictions = Encoder(decoder).predictions(windows, hidden=True)
     assert sum(map(len, keys)) == len(tokens_n) == sum(len(each.logprobs_N) for each in predictions)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_a_continuation_is_mixed_on_the_host(model_folder, store_folder, lam):
+    checkpoint = load_checkpoint(model_folder, trainable=True)
+    with LanguageModel(checkpoint, [store_folder]) as lm:
+        retriever = lm.engine.stores.retriever(RetrievalParams(lam=lam))
+        with fake_device() as host:
+            on_fake_gpu(checkpoint.decoder)
+            loglikelihood(checkpoint, [1, 2, 3], [4, 5], retriever)
+    config = checkpoint.decoder.config
+    assert host.crossings == [(2, config.vocab_size), (2, config.dim)]
 
 
 def test_a_saved_state_comes_back_in_the_type_and_on_the_device_of_the_model():
