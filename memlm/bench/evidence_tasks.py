@@ -31,7 +31,7 @@ from memlm.bench.evidence_domains import (
 )
 from memlm.bench.evidence_texts import text_hash
 from memlm.data.corpus import Document
-from memlm.errors import InvalidInput, Unavailable
+from memlm.errors import InvalidInput, Unavailable, check_range
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.fitting import Trial, find_threshold
 from memlm.language_model import LanguageModel
@@ -45,18 +45,23 @@ if TYPE_CHECKING:
     from memlm.bench.task_reader import TaskReader
 
 METRIC = "acc"
-KEPT = 0.9  # of the gain on text
 THRESHOLDED, OWN_TEXT = "thresholded_lam", "own text"
 MISSING = "lm-evaluation-harness is not installed; install it with `pip install 'memlm[lm-eval]'`"
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTasks:
-    """Tasks of the harness by their names, from a folder of tasks, and at most so many questions of each."""
+    """Tasks of the harness by their names, from a folder of tasks, and at most so many questions of each. The threshold
+    of λ keeps the share `keep_gain` of the gain on text. Raises InvalidInput for a share of 0 and for more than 1.
+    """
 
     names: tuple[str, ...]
     folder: Path | None = None
     limit: int | None = None
+    keep_gain: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_range("keep_gain", self.keep_gain, above=0, most=1)
 
 
 def scores_of(reader: TaskReader, asked: AskedTasks) -> tuple[dict[str, Float64[np.ndarray, " Q"]], dict[str, str]]:
@@ -105,8 +110,8 @@ def _mean(values_Q: Float64[np.ndarray, " Q"]) -> tuple[float, float]:
 def tasks_of(asked: AskedTasks, checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each task and way, and one for each way with the gain on the test documents, as the task `own text`.
 
-    `thresholded` is the adaptive λ with the threshold that `memlm index tune --keep-gain` finds on the same documents.
-    Raises Unavailable where the harness is not installed.
+    `thresholded_lam` is the adaptive λ with the threshold that `memlm index tune --keep-gain` finds on the same
+    documents, and its rows tell this `keep_gain`. Raises Unavailable where the harness is not installed.
     """
     try:
         from memlm.bench.task_reader import TaskReader
@@ -116,7 +121,7 @@ def tasks_of(asked: AskedTasks, checkpoint: Checkpoint, prepared: Prepared, prog
         tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
         ways: dict[str, Retriever | None] = {ALONE: None, ONE_LAM: replace(tuned, adaptive=None)}
         if tuned.adaptive is not None:
-            threshold = threshold_of(checkpoint, prepared, tuned)
+            threshold = threshold_of(checkpoint, prepared, tuned, asked.keep_gain)
             gated = replace(tuned, adaptive=replace(tuned.adaptive, threshold=threshold))
             ways |= {ADAPTIVE: tuned, THRESHOLDED: gated}
         rows, reader = _own_text(checkpoint, prepared, tuned, ways), TaskReader(lm, ways, progress)
@@ -128,11 +133,11 @@ def tasks_of(asked: AskedTasks, checkpoint: Checkpoint, prepared: Prepared, prog
             rows += [
                 {**row, "sha256": hashes[row["task"]]} for row in rows_of(prepared.domain.name, way, scores, alone)
             ]
-    return rows
+    return [{**row, "keep_gain": asked.keep_gain} if row["way"] == THRESHOLDED else row for row in rows]
 
 
-def threshold_of(checkpoint: Checkpoint, prepared: Prepared, tuned: Retriever) -> float:
-    """The threshold of λ that keeps most of the gain on the tuning documents."""
+def threshold_of(checkpoint: Checkpoint, prepared: Prepared, tuned: Retriever, keep_gain: float) -> float:
+    """The threshold of λ that keeps this share of the gain on the tuning documents."""
     assert tuned.adaptive is not None
     parts = list[Trial]()
     for number, document in enumerate(prepared.domain.tuning):
@@ -142,7 +147,7 @@ def threshold_of(checkpoint: Checkpoint, prepared: Prepared, tuned: Retriever) -
         knn_Q = target_logprobs(found.logweights_QK, found.neighbors.values_QK, read.targets_N)
         lm_Q, knn_Q = (np.exp(each.astype(np.float64)) for each in (read.lm_logprobs_N, knn_Q))
         parts.append(Trial(features_QF, lm_Q, knn_Q, np.full(len(lm_Q), number)))
-    return find_threshold(Trial.joined(parts), tuned.adaptive, KEPT)[0]
+    return find_threshold(Trial.joined(parts), tuned.adaptive, keep_gain)[0]
 
 
 def _own_text(

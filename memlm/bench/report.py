@@ -36,8 +36,8 @@ from memlm.base.version import __version__
 # Figures that describe the measurement; all others are its results.
 SETTINGS = (
     "answers", "budget", "documents", "entries", "entries_1x", "entries_4x", "faiss_searches", "files", "gates", "dim",
-    "dropped_from_memory", "holes", "index", "k", "lists", "nprobe", "parameters", "pruned", "queries", "rerank",
-    "real_keys", "repeats", "shards", "streams", "target", "temperature", "tokens",
+    "dropped_from_memory", "holes", "index", "k", "keep_gain", "lists", "nprobe", "parameters", "pruned", "queries",
+    "rerank", "real_keys", "repeats", "shards", "streams", "target", "temperature", "tokens",
 )  # fmt: skip
 ROW_WORDS = (
     "table", "text", "task", "entries", "store", "way", "index", "cut", "prompts", "streams", "keys", "windows",

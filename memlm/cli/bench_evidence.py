@@ -44,6 +44,10 @@ def evidence(
         Path | None, typer.Option(metavar="FOLDER", help="Take tasks from this folder, in place of the harness's own.")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Questions of each task (default: all).", min=1)] = None,
+    keep_gain: Annotated[
+        float,
+        typer.Option(metavar="SHARE", help="Of the gain on text, for the threshold of lam in the table of tasks."),
+    ] = 0.9,
     seed: Annotated[int, typer.Option(help="Equal seeds draw equal documents.", min=0)] = 0,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -57,7 +61,7 @@ def evidence(
     from memlm.model.checkpoint import load_checkpoint
 
     names, task_names = ([name for name in given.split(",") if name] for given in (only, tasks))
-    asked = AskedTasks(tuple(task_names), include, limit) if task_names else None
+    asked = AskedTasks(tuple(task_names), include, limit, keep_gain) if task_names else None
     check_tables(names, asked)  # before the model is loaded
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     sizes = Sizes(entries, documents, document_tokens, questions, minutes)

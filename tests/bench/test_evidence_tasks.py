@@ -140,14 +140,30 @@ def test_the_command_compares_each_way_with_the_model_alone(model_folder, own_ta
     refused = CliRunner().invoke(app, [*words, *sizes])
     assert "--tasks" in str(refused.exception)
     tasks = ["--tasks", "own_choice", "--include", str(own_tasks), "--limit", "6", "--json"]
-    done = CliRunner().invoke(app, [*words, *sizes, *tasks])
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout[done.stdout.index("{") :])
-    assert report["settings"]["tasks"].keys() == {"own_choice"}
-    found = {result["metric"]: result for result in report["results"]}
+    refused = CliRunner().invoke(app, [*words, *sizes, *tasks, "--keep-gain", "0"])
+    assert "keep_gain is 0" in str(refused.exception)
+    runs = dict[str, dict[str, dict[str, float]]]()
+    for keep_gain in ("0.9", "0.5"):
+        work = ["--work", str(tmp_path / "work"), "--keep-gain", keep_gain]
+        done = CliRunner().invoke(app, [*words, *sizes, *tasks, *work])
+        assert done.exit_code == 0, done.output
+        report = json.loads(done.stdout[done.stdout.index("{") :])
+        assert report["settings"]["tasks"].keys() == {"own_choice"}
+        runs[keep_gain] = {result["metric"]: result for result in report["results"]}
+    found = runs["0.9"]
 
     def of(figure: str, task: str, way: str) -> dict[str, float]:
         return dict(found[f"{figure}[table=tasks,text=tiny,task={task},way={way}]"])
+
+    for metric, other in runs["0.5"].items():
+        if metric.startswith("keep_gain["):
+            assert "way=thresholded_lam" in metric
+            assert (found[metric]["value"], other["value"]) == (0.9, 0.5)
+        elif "way=thresholded_lam" not in metric:
+            assert other == found[metric]
+        elif metric.startswith("left_alone["):  # a smaller share of the gain takes fewer positions
+            assert other["value"] > found[metric]["value"]
+    assert sum(metric.startswith("keep_gain[") for metric in runs["0.5"]) == 2  # of the task, and of text
 
     assert of("points_more", "own_choice", "alone")["value"] == 0
     for way in ("one_lam", "adaptive_lam", "thresholded_lam"):
