@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memlm.base.progress import Progress, silent
-from memlm.bench.evidence_cost import cost
+from memlm.bench.evidence_cost import check_cost, cost
 from memlm.bench.evidence_deletion import deletion
 from memlm.bench.evidence_domains import Prepared, prepare
 from memlm.bench.evidence_equal_time import check_equal_time, equal_time
@@ -48,8 +48,12 @@ TABLES: dict[str, Table] = {
 OwnTable = Callable[[Checkpoint, Domain, Path, Sizes, Progress], list[dict[str, Any]]]
 OWN_TABLES: dict[str, OwnTable] = {"training": training}
 NAMES = (*TABLES, *OWN_TABLES, TASKS)
-# What some tables refuse, before any work begins.
-CHECKS: dict[str, Callable[[Checkpoint, Domain], None]] = {"passages": check_passages, "equal-time": check_equal_time}
+# What some tables refuse, before any work begins. Where no table was asked for, these are left out.
+CHECKS: dict[str, Callable[[Checkpoint, Domain], None]] = {
+    "passages": check_passages,
+    "equal-time": check_equal_time,
+    "cost": check_cost,
+}
 
 
 def bench_evidence(
@@ -64,10 +68,11 @@ def bench_evidence(
     progress: Progress = silent,
 ) -> Iterator[dict[str, Any]]:
     """The rows of some tables, by default of all, for each domain. `texts` names the texts of each domain by hash. The
-    table of tasks needs some that are `asked`. Yields the figures so far behind each table, so that an error in a later
-    one loses none.
+    table of tasks needs some that are `asked`. Yields the figures without rows before any work, and so far behind each
+    table, so that an error in a later one loses none. Without `only`, the tables that need a longer model or longer
+    texts are left out, and `left_out` has the reason by domain and table.
 
-    Raises InvalidInput for an unknown table or domain, and for a model or texts that are too short for a table.
+    Raises InvalidInput for an unknown table or domain, and for what is too short for a table of `only`.
     """
     sizes = sizes or Sizes()
     check_tables(only, asked)
@@ -75,16 +80,17 @@ def bench_evidence(
     if asked is not None:
         tables[TASKS] = partial(tasks_of, asked)
     drawn = [domain_of(given, checkpoint.tokenizer, sizes, seed) for given in domains]
-    for domain in drawn:
-        for name in CHECKS.keys() & {*(only or NAMES)}:
-            CHECKS[name](checkpoint, domain)
+    left_out = refusals(checkpoint, drawn, only)
     figures: dict[str, Any] = {
         "model": checkpoint.path.name, "dtype": str(checkpoint.decoder.dtype).removeprefix("torch."),
         "device": str(checkpoint.decoder.device), "seed": str(seed),
         "sizes": asdict(sizes), "texts": {domain.name: _named(domain) for domain in drawn}, "rows": [],
     }  # fmt: skip
+    if left_out:
+        figures["left_out"] = left_out
+    yield figures
     for domain in drawn:
-        for name in only or (*tables, *OWN_TABLES):
+        for name in only or [name for name in (*tables, *OWN_TABLES) if name not in left_out.get(domain.name, {})]:
             if name in OWN_TABLES:
                 rows = OWN_TABLES[name](checkpoint, domain, work / f"{domain.name}.{name}", sizes, progress)
             else:
@@ -102,6 +108,20 @@ def check_tables(only: Sequence[str], asked: AskedTasks | None) -> None:
         check_choice("only", name, NAMES)
     if TASKS in only and asked is None:
         raise InvalidInput(f"the table {TASKS!r} needs tasks of the harness; name them by --tasks", field="tasks")
+
+
+def refusals(checkpoint: Checkpoint, domains: Sequence[Domain], only: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Why some tables cannot be made of some domains, by domain and table. Raises InvalidInput if one is of `only`."""
+    refused: dict[str, dict[str, str]] = {}
+    for domain in domains:
+        for name in CHECKS.keys() & only if only else CHECKS:
+            try:
+                CHECKS[name](checkpoint, domain)
+            except InvalidInput as error:
+                if only:
+                    raise
+                refused.setdefault(domain.name, {})[name] = str(error)
+    return refused
 
 
 def _named(domain: Domain) -> dict[str, Any]:

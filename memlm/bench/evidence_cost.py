@@ -16,7 +16,8 @@ from typing import Any
 
 from memlm.base.progress import Progress
 from memlm.bench.evidence_domains import ADAPTIVE, ALONE, BOTH, CACHE, ONE_LAM, Prepared
-from memlm.bench.evidence_passages import QUERY_TOKENS, passage_tokens
+from memlm.bench.evidence_passages import QUERY_TOKENS, ROOM, check_lengths, passage_tokens
+from memlm.bench.evidence_texts import Domain
 from memlm.bench.machine import EnergyMeter, resident_bytes
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import Checkpoint
@@ -84,6 +85,11 @@ def cost(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list
          "disk_bytes": disk[way], **({} if ram is None else {"ram_bytes": ram[way]})}
         for way in ways
     ]  # fmt: skip
+
+
+def check_cost(checkpoint: Checkpoint, domain: Domain) -> None:
+    """Raises InvalidInput for a model whose context is too short for an answer behind passages and a prompt."""
+    check_lengths(checkpoint, domain, window=ROOM + PROMPT_TOKENS + TOKENS, document=1)
 
 
 def _ways(

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from memlm.base.printable import one_line
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
+from memlm.cli.console import ConsoleProgress, emit_json, err, print_table, table
 
 
 def evidence(
@@ -71,12 +72,20 @@ def evidence(
             for so_far in bench_evidence(
                 checkpoint, domains or [LIBRARY], folder, names, sizes, asked=asked, seed=seed, progress=progress
             ):
+                if not figures:
+                    _print_left_out(so_far.get("left_out", {}))
                 figures = so_far
     finally:  # tables that are finished are not lost by an error in a later one
-        if json and figures:
+        if json and figures.get("rows"):
             emit_json(report(figures, repeats=None))
         for name, rows in groupby([] if json else figures.get("rows", []), key=lambda row: row["table"]):
             _print(name, list(rows))
+
+
+def _print_left_out(left_out: dict[str, dict[str, str]]) -> None:
+    for domain, reasons in left_out.items():
+        for name, reason in reasons.items():
+            err.print(one_line(f"the table {name} of {domain} is left out: {reason}"), markup=False)
 
 
 @contextmanager

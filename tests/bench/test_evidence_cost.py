@@ -119,7 +119,8 @@ def test_each_way_searches_what_it_names(checkpoint, store_folder, tmp_path, mon
 
 def test_the_command_measures_every_way(model_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(evidence_cost, "PROMPT_TOKENS", 24)
-    monkeypatch.setattr(evidence_cost, "TOKENS", 6)
+    monkeypatch.setattr(evidence_cost, "TOKENS", 13)
+    monkeypatch.setattr(evidence_cost, "ROOM", 12)
     monkeypatch.setattr(evidence_passages, "ROOM", 12)
     for name, count, first in (("stored", 14, 0), ("held-out", 14, 100)):
         (tmp_path / name).mkdir()
@@ -127,6 +128,9 @@ def test_the_command_measures_every_way(model_folder, tmp_path, monkeypatch):
             (tmp_path / name / f"{number}.txt").write_text(f"{make_text(first + number, 30)} " * 3, encoding="utf-8")
     words = ["bench", "evidence", f"tiny={tmp_path / 'stored'},{tmp_path / 'held-out'}", "--model", str(model_folder)]
     sizes = ["--entries", "600", "--documents", "8", "--document-tokens", "60", "--only", "cost"]
+    refused = CliRunner().invoke(app, [*words, *sizes])
+    assert "the model's context has 48 tokens; expected 49 or more" in str(refused.exception)
+    monkeypatch.setattr(evidence_cost, "TOKENS", 12)
     done = CliRunner().invoke(app, [*words, *sizes, "--work", str(tmp_path / "work"), "--json"])
     assert done.exit_code == 0, done.output
     found = {result["metric"]: result["value"] for result in json.loads(done.stdout)["results"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from texts import make_text
 from typer.testing import CliRunner
 
-from memlm.bench import evidence_equal_time, evidence_questions
+from memlm.bench import evidence, evidence_equal_time, evidence_questions
 from memlm.bench import evidence_passages as bench
 from memlm.bench.evidence_passages import passage_tokens, window_of
 from memlm.cli.app import app
@@ -176,6 +177,40 @@ def test_what_is_too_short_is_refused_before_the_work(
     done = CliRunner().invoke(app, words)
     assert message in str(done.exception)
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("rooms", "left_out"),
+    [
+        ((0, 8, 16), {"cost"}),
+        ((0, 8, 32), {"cost", "equal-time"}),
+        ((), {"cost", "equal-time", "passages"}),
+    ],
+    ids=["one", "two", "three"],
+)
+def test_what_is_too_long_for_a_model_is_left_out_where_no_table_is_asked_for(
+    rooms, left_out, given, model_folder, monkeypatch, request
+):
+    """Of a model with a context of 48 tokens. Without rooms, the prompts have their own sizes, which are longer."""
+    if rooms:
+        request.getfixturevalue("small")
+        monkeypatch.setattr(evidence_equal_time, "ROOMS", rooms)
+    names = ("gain-by-domain", "passages", "equal-time", "cost")  # as if there were no others
+    monkeypatch.setattr(evidence, "TABLES", {name: evidence.TABLES[name] for name in names})
+    monkeypatch.setattr(evidence, "OWN_TABLES", {})
+    words = ["bench", "evidence", given, "--model", str(model_folder), "--entries", "600", "--documents", "12"]
+    done = CliRunner().invoke(app, [*words, "--document-tokens", "60", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    reasons = report["settings"].get("left_out", {}).get("tiny", {})
+    assert reasons.keys() == left_out
+    assert all("the model's context has 48 tokens; expected " in reason for reason in reasons.values())
+    for name in left_out:
+        assert f"the table {name} of tiny is left out: {reasons[name]}" in done.stderr
+    made = {
+        re.findall(r"table=([a-z-]+)", result["metric"])[0].removesuffix("-differences") for result in report["results"]
+    }
+    assert made == {*names} - left_out
 
 
 def test_a_search_for_passages_is_timed_by_new_queries_and_the_number_of_the_room(
