@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from memlm.distributed.cluster import prepare
 from memlm.errors import InvalidInput
+from memlm.generation.session_fence import SessionFence
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Authenticator
 from memlm.server.frontend.interceptor import BuiltinServicesInterceptor
@@ -59,17 +60,17 @@ def serve(config: ServerConfig, on_ready: Callable[[str, str | None], None]) -> 
     """
     start_logging(config.log_level, config.log_format)
     raise_file_limit()
-    with lock_folders(config):
-        return asyncio.run(_Server(config).run(on_ready))
+    with lock_folders(config) as fence:
+        return asyncio.run(_Server(config, fence).run(on_ready))
 
 
 class _Server:
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, fence: SessionFence | None) -> None:
         self._config = config
         self._metrics = Metrics()
         self._registry = DatastoreRegistry(config.stores, config.store_dir)
         self._metrics.datastores.watch(lambda: self._registry.paths)
-        self._workers = _engines(config)(config, lambda: self._registry.paths, self._metrics.datastores.add)
+        self._workers = _engines(config)(config, lambda: self._registry.paths, self._metrics.datastores.add, fence)
         self._metrics.observe_workers(lambda: self._workers.heartbeat_age_s, lambda: self._workers.stats)
         self._authenticator = Authenticator(config.auth_file)
         self._credentials = server_credentials(config)

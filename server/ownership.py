@@ -1,16 +1,19 @@
-"""Locks on the server's folders, and file permissions that keep other users out."""
+"""Locks and fences on the server's folders, and file permissions that keep other users out."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from filelock import FileLock, Timeout
 
 from memlm.base.files import make_folder
 from memlm.errors import InvalidInput, Locked
+from memlm.generation.session_fence import SessionFence
 from memlm.server.config import ServerConfig
 
 LOCK = "server.lock"
@@ -23,8 +26,9 @@ def keep_private() -> None:
 
 
 @contextmanager
-def lock_folders(config: ServerConfig) -> Iterator[None]:
-    """Creates and locks the folders that one server at a time may use.
+def lock_folders(config: ServerConfig) -> Iterator[SessionFence | None]:
+    """Creates and locks the folders that one server at a time may use. Yields the fence of the session folder, if there
+    is one, under a new name for this server.
 
     The system releases the locks when this process ends. Child processes do not inherit them. Raises Locked, with
     folder and option, for a folder of another server, and InvalidInput for a folder that cannot be used.
@@ -32,7 +36,13 @@ def lock_folders(config: ServerConfig) -> Iterator[None]:
     with ExitStack() as locks:
         for folder, option in _folders_with_options(config).items():
             locks.callback(_lock(folder, option).release)
-        yield
+        sessions = config.session_dir
+        yield None if sessions is None else SessionFence.take(sessions.absolute(), new_name())
+
+
+def new_name() -> str:
+    """A name that no other server has, nor the same one in another life."""
+    return f"memlm-{socket.gethostname()}-{token_hex(8)}"
 
 
 def _folders_with_options(config: ServerConfig) -> dict[Path, str]:

@@ -47,9 +47,9 @@ def storage(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Path, *pieces: bytes | memoryview) -> None:
+def write_atomic(path: Path, *pieces: bytes | memoryview, check: Callable[[], None] | None = None) -> None:
     """Replaces a file in one step by the joined pieces. Afterwards the file has the new content, synced, or else still
-    the old one.
+    the old one. `check` is called just before that step, and may raise to prevent it.
     """
     temporary = temporary_beside(path)
     with storage(path):
@@ -59,6 +59,8 @@ def write_atomic(path: Path, *pieces: bytes | memoryview) -> None:
                     file.write(piece)
                 file.flush()  # fsync does not see Python's own buffer
                 sync(file.fileno())
+            if check is not None:
+                check()
             move(temporary, path)
         except BaseException:
             with suppress(OSError):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from safetensors.numpy import load, save
 
 from memlm.base.clock import Stamp
 from memlm.base.files import checksum_of, read_signed, remove, sign, sync_folder, write_atomic
-from memlm.errors import Corrupt, Incompatible
+from memlm.errors import Corrupt, Incompatible, NotWritable
 from memlm.generation.session_names import SUFFIX
 from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
@@ -95,12 +96,14 @@ class SessionRecord:
 class SessionFiles:
     """The session files of a folder."""
 
-    def __init__(self, folder: Path, checkpoint: Checkpoint) -> None:
-        self._folder, self._checkpoint = folder, checkpoint
+    def __init__(self, folder: Path, checkpoint: Checkpoint, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called before each change, and raises where this process may not make it."""
+        self._folder, self._checkpoint, self._check = folder, checkpoint, check
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, record: SessionRecord) -> None:
         """Writes a session's file. Once this returns, the session survives a crash."""
+        self._check()  # else a process that ends by the check leaves its temporary file
         state = record.state
         tokens = memoryview(array(TOKEN_TYPE, state.context_ids)).cast("B")
         past = b"" if state.past is None else save(state.past.save(state.past_size))
@@ -116,34 +119,47 @@ class SessionFiles:
         }  # fmt: skip
         if state.adapter is not None:
             header["adapter"] = state.adapter, self._checkpoint.decoder.adapters.get(state.adapter).fingerprint
-        write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces)
+        try:
+            write_atomic(self._file(record.name), MAGIC, sign(header), b"\n", *pieces, check=self._check)
+        except FileNotFoundError:  # a server that took the folder has removed the temporary file
+            self._check()
+            raise
 
     def remove(self, name: str) -> None:
-        """Removes a session's file."""
-        remove(self._file(name))
+        """Removes a session's file. It stays where the folder cannot be written to: no caller waits for its end."""
+        with suppress(NotWritable):
+            self._remove(name)
 
     def remove_for_good(self, name: str) -> None:
         """Removes a session's file. Once this returns, a crash does not bring it back."""
-        self.remove(name)
+        self._remove(name)
         sync_folder(self._folder)
 
     def read_all(self, is_ours: Callable[[str], bool]) -> Iterator[SessionRecord]:
         """Reads the sessions with names that `is_ours` accepts, and removes their files of interrupted writes. Raises
         Corrupt for a damaged file, Incompatible for a file of another model.
         """
-        for left in self._folder.glob(f"*{SUFFIX}.*tmp"):  # by a process that was killed while it wrote
-            if is_ours(left.name.partition(".")[0]):
-                remove(left)
+        self._remove_left(left for left in self._folder.glob(f"*{SUFFIX}.*tmp") if is_ours(left.name.partition(".")[0]))
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if is_ours(path.stem):
                 yield self._read(path)
 
     def read(self, name: str) -> SessionRecord | None:
         """Reads one session, or None without a file, and removes files of interrupted writes. Raises as `read_all`."""
-        for left in self._folder.glob(f"{name}{SUFFIX}.*tmp"):
-            remove(left)
+        self._remove_left(self._folder.glob(f"{name}{SUFFIX}.*tmp"))
         path = self._file(name)
         return self._read(path) if path.exists() else None
+
+    def _remove(self, name: str) -> None:
+        self._check()
+        remove(self._file(name))
+
+    def _remove_left(self, files: Iterable[Path]) -> None:
+        """Removes the files of processes that were killed while they wrote."""
+        if files := list(files):
+            self._check()  # after they were listed: so they are none of a server that takes the folder from now on
+        for left in files:
+            remove(left)
 
     def _file(self, name: str) -> Path:
         return self._folder / f"{name}{SUFFIX}"

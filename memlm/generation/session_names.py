@@ -10,10 +10,13 @@ SUFFIX = ".session"  # of a session's file
 
 
 class SessionNames(NamedTuple):
-    """The names of one process: which of those in the folder, and how new ones end."""
+    """The names of one process: which of those in the folder, and how new ones end. `check` raises where the process
+    may not change the files of the folder any more.
+    """
 
     are_ours: Callable[[str], bool] = lambda name: True
     suffix: str = ""
+    check: Callable[[], None] = lambda: None
 
 
 def suffix_of(home: str) -> str:

@@ -108,7 +108,7 @@ class Sessions:
         self.context_settings = ContextSettings.load(checkpoint.path)
         self._reader = SessionReader(checkpoint, self.context_settings)
         self._max_sessions, self._max_per_owner, self._clock = max_sessions, max_per_owner, clock or Clock()
-        self._files = None if folder is None else SessionFiles(Path(folder), checkpoint)
+        self._files = None if folder is None else SessionFiles(Path(folder), checkpoint, self._names.check)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the least recently used first
         self._of_owner: defaultdict[str, dict[str, _Session]] = defaultdict(dict)
         self._expiring: list[tuple[float, str]] = []  # a heap with one entry for each session, which may be too early

@@ -10,10 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import time
 from contextlib import suppress
-from secrets import token_hex
 from typing import Any
 
 import ray
@@ -24,7 +22,7 @@ from ray.serve.exceptions import RayServeException
 from memlm.distributed.cluster import reason
 from memlm.errors import Unavailable
 
-OURS = re.compile(r"memlm-.+-[0-9a-f]{16}")  # names of applications; others may begin with memlm, too
+OURS = re.compile(r"memlm-.+-[0-9a-f]{16}")  # names of servers and their applications; others may begin with memlm
 DEPLOYMENT = "replica"  # the only one of each
 NAMESPACE = "serve"  # of Ray Serve's actors
 SERVERS = "memlm-servers"  # the namespace of the actors of servers
@@ -37,11 +35,6 @@ log = logging.getLogger("memlm.server")
 
 class ServerActor:
     """An actor that lives as long as the process that registered it."""
-
-
-def new_name() -> str:
-    """A name that no other application has."""
-    return f"memlm-{socket.gethostname()}-{token_hex(8)}"
 
 
 def register(name: str) -> Any:
@@ -87,10 +80,14 @@ def end(name: str) -> None:
         time.sleep(POLL_S)
 
 
-def end_abandoned() -> None:
-    """Ends the applications of servers that were killed. Raises as `end`."""
+def end_abandoned(earlier: str | None = None) -> None:
+    """Ends the applications of servers that were killed, and that of an `earlier` server, which has given its folder
+    away. Raises as `end`.
+    """
     for name, application in serve.status().applications.items():
-        if OURS.fullmatch(name) and {*application.deployments} <= {DEPLOYMENT} and is_gone(name):
+        if not OURS.fullmatch(name) or not {*application.deployments} <= {DEPLOYMENT}:
+            continue
+        if name == earlier or is_gone(name):
             log.warning("the application %s is ended: its server is gone", name)
             end(name)
 

@@ -20,9 +20,11 @@ from ray.serve.exceptions import RayServeException
 from memlm.base.cpu import num_cores
 from memlm.distributed.cluster import connect, reason
 from memlm.errors import Unavailable
+from memlm.generation.session_fence import SessionFence
 from memlm.server.config import AdapterFolder, ServerConfig
 from memlm.server.inference import applications
 from memlm.server.inference.replica import Replica
+from memlm.server.ownership import new_name
 
 log = logging.getLogger("memlm.server")
 
@@ -39,9 +41,9 @@ UNBOUNDED = 1 << 20  # requests of one replica: the front end refuses those that
 class Deployment:
     """The replicas of one server, and its cluster or its place in one."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config, self._is_own, self._is_deployed = config, False, False
-        self.name = applications.new_name()
+    def __init__(self, config: ServerConfig, fence: SessionFence | None = None) -> None:
+        self._config, self._fence, self._is_own, self._is_deployed = config, fence, False, False
+        self.name = new_name() if fence is None else fence.name
         self._server_actor: Any = None
         self.per_replica = config  # the settings of each replica, once there are any
 
@@ -66,11 +68,13 @@ class Deployment:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self.per_replica = _absolute(settings_of(self._config, nodes))
         serve.start(proxy_location="Disabled")
-        applications.end_abandoned()
+        applications.end_abandoned(None if self._fence is None else self._fence.earlier)
         self._server_actor = applications.register(self.name)
         needs_gpu = _needs_gpu(self._config, nodes)
         most_together = most_on_one_node(self.per_replica, nodes, needs_gpu=needs_gpu)
-        application = deployment_of(self.per_replica, needs_gpu=needs_gpu).bind(self.per_replica, most_together)
+        application = deployment_of(self.per_replica, needs_gpu=needs_gpu).bind(
+            self.per_replica, most_together, self._fence
+        )
         target = RunTarget(application, name=self.name, route_prefix=None)
         self._is_deployed = True
         (handle,) = serve.run_many([target], wait_for_applications_running=False)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from memlm.errors import InternalError, MemlmError
+from memlm.generation.session_fence import SessionFence
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import Cancel, Failed, Stop, Submission, ToWorker
 from memlm.server.inference.requests import EngineHandle
@@ -45,11 +46,12 @@ class WorkerHandle(EngineHandle):
         event_bytes: Quota | None = None,
         on_documents_deleted: Callable[[str, Collection[str] | None], None] = lambda store, document_ids: None,
         on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
+        fence: SessionFence | None = None,
     ) -> None:
-        """As `EngineHandle`, with the worker's number as its name."""
+        """As `EngineHandle`, with the worker's number as its name. `fence` is that of the session folder."""
         name = f"inference worker {number}"
         super().__init__(config, name, stores, event_bytes, on_documents_deleted, on_store_stats)
-        self.number = number
+        self.number, self._fence = number, fence
         self._outgoing: Outgoing = queue.SimpleQueue()
         self._process: BaseProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -94,7 +96,8 @@ class WorkerHandle(EngineHandle):
         pipe, worker_end = context.Pipe()
         self._loaded, self._exited, self._outgoing = loop.create_future(), asyncio.Event(), queue.SimpleQueue()
         self._start_stores = dict(self._stores())
-        arguments = (worker_end, self._config, self._start_stores, self.number, self._supervisor is not None)
+        restarted = self._supervisor is not None
+        arguments = (worker_end, self._config, self._start_stores, self.number, restarted, self._fence)
         process = context.Process(target=_run_worker, args=arguments, name=f"worker {self.number}", daemon=True)
         self._process = process
 
@@ -166,9 +169,14 @@ def _start_and_write(
 
 
 def _run_worker(
-    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int, restarted: bool
+    pipe: Connection,
+    config: ServerConfig,
+    stores: Mapping[str, Path],
+    number: int,
+    restarted: bool,
+    fence: SessionFence | None,
 ) -> None:
     """The main function of a worker process. Imported there only, since the front end never loads torch."""
     from memlm.server.inference.startup import run_worker
 
-    run_worker(pipe, config, stores, number, restarted)
+    run_worker(pipe, config, stores, number, restarted, fence)

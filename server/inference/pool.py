@@ -29,6 +29,7 @@ from memlm.api.request import Request
 from memlm.api.sessions import ListSessionsRequest
 from memlm.base.cpu import num_cores
 from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
+from memlm.generation.session_fence import SessionFence
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, WorkerHandle
@@ -243,12 +244,15 @@ class WorkerPool(EnginePool):
         config: ServerConfig,
         stores: Callable[[], Mapping[str, Path]],
         on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
+        fence: SessionFence | None = None,
     ) -> None:
-        """As `EnginePool`. `on_store_stats` is called with the figures of each heartbeat."""
+        """As `EnginePool`. `on_store_stats` is called with the figures of each heartbeat. `fence` is that of the
+        session folder.
+        """
         super().__init__(config, stores)
         per_worker = config.per_worker(num_cores())
         self._handles = tuple(
-            WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted, on_store_stats)
+            WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted, on_store_stats, fence)
             for number in range(config.num_workers)
         )
 

@@ -24,6 +24,7 @@ from ray.util import get_node_ip_address
 
 from memlm.api.request import Request
 from memlm.errors import Unavailable
+from memlm.generation.session_fence import SessionFence, check_of
 from memlm.generation.session_names import SessionNames, suffix_of
 from memlm.server.config import ServerConfig
 from memlm.server.inference import applications
@@ -55,11 +56,13 @@ class Replica:
     one is gone.
     """
 
-    def __init__(self, config: ServerConfig, most_together: int) -> None:
-        """By default `most_together` replicas share half of the RAM of this machine."""
+    def __init__(self, config: ServerConfig, most_together: int, fence: SessionFence | None = None) -> None:
+        """By default `most_together` replicas share half of the RAM of this machine. `fence` is that of the server's
+        session folder.
+        """
         context = serve.get_replica_context()
         self._config = replace(config, max_cache_bytes=config.max_cache_bytes or config.cache_bytes // most_together)
-        self._id = context.replica_id.unique_id
+        self._id, self._fence = context.replica_id.unique_id, fence
         self._inbox, self._engine = Inbox(), threading.Thread()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loaded: asyncio.Future[Loaded | LoadFailed] | None = None
@@ -147,7 +150,7 @@ class Replica:
         from memlm.server.inference.startup import run_engine
 
         suffix = suffix_of(self._id)
-        names = SessionNames(lambda name: name.endswith(suffix), suffix)
+        names = SessionNames(lambda name: name.endswith(suffix), suffix, check_of(self._fence))
         try:
             run_engine(self._config, stores, self._inbox, Outbox(self._write), names=names, restarted=restarted)
         except BaseException:

@@ -24,6 +24,7 @@ from ray.serve.exceptions import RayServeException
 
 from memlm.distributed.cluster import reason
 from memlm.errors import MemlmError, Unavailable
+from memlm.generation.session_fence import SessionFence
 from memlm.generation.session_names import home_of, names_in
 from memlm.server.config import ServerConfig
 from memlm.server.inference.applications import LOOKS
@@ -58,10 +59,13 @@ class ReplicaPool(EnginePool):
         config: ServerConfig,
         stores: Callable[[], Mapping[str, Path]],
         on_store_stats: Callable[[Sequence[StoreStats]], None] = lambda stores: None,
+        fence: SessionFence | None = None,
     ) -> None:
-        """As `EnginePool`. `on_store_stats` is called with the figures of each heartbeat."""
+        """As `EnginePool`. `on_store_stats` is called with the figures of each heartbeat. The application on the
+        cluster gets the name in the `fence`.
+        """
         super().__init__(config, stores)
-        self._on_store_stats, self._deployment = on_store_stats, Deployment(config)
+        self._on_store_stats, self._deployment = on_store_stats, Deployment(config, fence)
         self._calls: Any = None
         self._handles: dict[str, ReplicaHandle] = {}  # of those that Ray Serve runs
         self._leaving: dict[str, ReplicaHandle] = {}  # until their processes are gone and their sessions elsewhere

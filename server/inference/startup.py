@@ -5,6 +5,8 @@ An inference worker gets its messages over a pipe, a replica on a Ray cluster th
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -15,8 +17,9 @@ import torch
 
 from memlm.base.cpu import use_cores
 from memlm.distributed.shards import Shards
-from memlm.errors import Incompatible, MemlmError
+from memlm.errors import Incompatible, MemlmError, Unavailable
 from memlm.generation.engine import Engine
+from memlm.generation.session_fence import SessionFence, check_of
 from memlm.generation.session_names import SessionNames
 from memlm.generation.sessions import Sessions
 from memlm.index.store.exclusion import search_views
@@ -30,21 +33,33 @@ from memlm.server.inference.pipe import Inbox, Outbox, PipeInbox
 from memlm.server.inference.worker import Worker
 from memlm.server.telemetry.logs import start_logging
 
+log = logging.getLogger("memlm.server.worker")
+
 ENCODER_DTYPES = ("float32", "bfloat16", "float16")  # the others are of a decoder's weights
 
 
 def run_worker(
-    pipe: Connection, config: ServerConfig, stores: Mapping[str, Path], number: int = 0, restarted: bool = False
+    pipe: Connection,
+    config: ServerConfig,
+    stores: Mapping[str, Path],
+    number: int = 0,
+    restarted: bool = False,
+    fence: SessionFence | None = None,
 ) -> None:
     """Runs a worker process: loads, then serves until `Stop` or until the front end is gone.
 
     The worker owns the sessions whose names map to its `number`. At the server's start a datastore given by --store
-    that cannot be opened is an error. In a `restarted` worker it is not, since the server is already in use.
+    that cannot be opened is an error. In a `restarted` worker it is not, since the server is already in use. `fence` is
+    that of the session folder.
     """
     # A terminal and a service manager signal the whole process group; only the front end acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    names = SessionNames(lambda name: worker_for_session(name, config.num_workers) == number)
+
+    def is_ours(session: str) -> bool:
+        return worker_for_session(session, config.num_workers) == number
+
+    names = SessionNames(is_ours, check=check_of(fence))
     run_engine(config, stores, PipeInbox(pipe), Outbox(pipe.send), names=names, restarted=restarted)
 
 
@@ -58,7 +73,8 @@ def run_engine(
     restarted: bool = False,
 ) -> None:
     """Loads the model and the datastores, then serves until `Stop`. The first message is `Loaded`, or `LoadFailed`,
-    which is the only one. `restarted` as for `run_worker`.
+    which is the only one. `restarted` as for `run_worker`. Ends the process where another server has the session
+    folder.
     """
     start_logging(config.log_level, config.log_format)
     # Set even where nothing changes: torch keeps a number that was set, while Faiss would change the default.
@@ -66,6 +82,7 @@ def run_engine(
     if config.num_workers > 1:
         use_cores(config.num_threads)
     try:
+        names.check()  # before a session is read
         required = set() if restarted else {path.resolve().name for path in config.stores}
 
         def on_lost(store: str, document_ids: Sequence[str] | None) -> None:
@@ -75,7 +92,9 @@ def run_engine(
         if config.shards:
             shards = Shards(config.shards, partial=config.partial, cluster=config.cluster.address)
         search: ViewSearch = search_views if shards is None else shards.search
-        engine = _load_model(config, stores, names, may_fail=set(stores) - required, on_lost=on_lost, search=search)
+        engine = _load_model(
+            config, stores, _ending(names), may_fail=set(stores) - required, on_lost=on_lost, search=search
+        )
     except MemlmError as error:
         outbox.send(LoadFailed(error))
         outbox.flush()
@@ -86,6 +105,21 @@ def run_engine(
         Worker(
             engine, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
         ).run()
+
+
+def _ending(names: SessionNames) -> SessionNames:
+    """The same names, with a check that ends the process where another server has the folder. It answers nobody: its
+    caches may be behind the files. Its server, if it lives, fails its requests with UNAVAILABLE.
+    """
+
+    def check() -> None:
+        try:
+            names.check()
+        except Unavailable as error:
+            log.error("%s; this process ends", error)
+            os._exit(1)
+
+    return names._replace(check=check)
 
 
 def _load_model(

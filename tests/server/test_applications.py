@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from memlm.server.ownership import new_name
+
 ray_exceptions = pytest.importorskip("ray.exceptions")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
 applications = pytest.importorskip("memlm.server.inference.applications")
@@ -61,7 +63,7 @@ def test_a_replica_looks_on_after_an_error_and_ends_with_its_server(answers, mon
 def test_applications_of_other_programs_are_not_ended(answers, monkeypatch) -> None:
     """Neither by their names, nor by those of their deployments, nor while their server is there."""
     ours, theirs, ended = {"replica": object()}, {"gateway": object()}, list[str]()
-    names = {each: applications.new_name() for each in ("abandoned", "empty", "other", "served")}
+    names = {each: new_name() for each in ("abandoned", "empty", "other", "served")}
     left = {
         names["abandoned"]: ours, names["empty"]: {}, names["other"]: theirs, names["served"]: ours, "memlm-one": ours,
     }  # fmt: skip
@@ -71,4 +73,18 @@ def test_applications_of_other_programs_are_not_ended(answers, monkeypatch) -> N
     rest = answers(*6 * [MISSING], THERE)
     applications.end_abandoned()
     assert ended == [names["abandoned"], names["empty"]]
+    assert not list(rest)
+
+
+def test_the_application_that_had_the_session_folder_is_ended_at_once(answers, monkeypatch) -> None:
+    """Its server has let go of the folder, though the cluster may not have noticed yet."""
+    earlier, other = new_name(), new_name()
+    status = SimpleNamespace(
+        applications={name: SimpleNamespace(deployments={"replica": object()}) for name in (other, earlier)}
+    )
+    ended, rest = list[str](), answers(THERE)
+    monkeypatch.setattr(applications.serve, "status", lambda: status)
+    monkeypatch.setattr(applications, "end", ended.append)
+    applications.end_abandoned(earlier)
+    assert ended == [earlier]
     assert not list(rest)

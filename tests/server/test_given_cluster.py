@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import is_alive, wait_until
+from running import RunningServer, is_alive, wait_until
 from running_replicas import CLUSTER_S, replica_pids, serve
 
 from memlm.api.datastores import DeleteDocumentsRequest, LoadDatastoreRequest
@@ -22,6 +22,7 @@ from memlm.api.sessions import CreateSessionRequest, DeleteSessionRequest
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.errors import Unavailable
+from memlm.generation.session_fence import FENCE, SessionFence
 from memlm.indexing.build import build_index
 from memlm.model.checkpoint import load_checkpoint
 from memlm.server.cluster_config import ClusterConfig
@@ -110,6 +111,34 @@ def test_a_server_ends_what_a_killed_one_left(address: str, tmp_path: Path, long
         assert f"{application} is ended" in server.output
         assert client.get_session(name).num_tokens == tokens
     ray_serve.delete("memlm-gateway")
+
+
+def test_replicas_whose_session_folder_another_server_takes_end(address: str, tmp_path: Path, long_model: Path) -> None:
+    """As those of a lost node do. Their requests get UNAVAILABLE, and nothing of them is written. Then a server without
+    replicas has the sessions.
+    """
+    folder = tmp_path / "sessions"
+    options = ("--address", address, "--session-dir", str(folder))
+    with serve(tmp_path, long_model, options=options) as server, Client(server.address) as client:
+        name = client.session().name
+        tokens = client.append_to_session(name, "a text").num_tokens
+        (replica,), (application,) = replica_pids(server), applications()
+        assert (folder / FENCE).read_text() == application
+        running = client.generate("a", temperature=0, max_tokens=30_000)
+        next(running)
+        other = SessionFence.take(folder, "memlm-other-0")
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        assert other.earlier == application
+        with pytest.raises(Unavailable):
+            client.append_to_session(name, " and more")
+        with pytest.raises(Unavailable):
+            list(running)
+        wait_until(lambda: not is_alive(replica))
+        wait_until(lambda: "could not be started: another server (memlm-other-0) has" in server.output)
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    plain = ("--threads", "1", "--session-dir", str(folder))
+    with RunningServer(tmp_path / "plain", long_model, options=plain) as server, Client(server.address) as client:
+        assert client.get_session(name).num_tokens == tokens
 
 
 def test_a_signal_while_the_application_is_deployed_leaves_none(address: str, tmp_path: Path, long_model: Path) -> None:

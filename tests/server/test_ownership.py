@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from running import PATIENCE_S, RunningServer, family_of, is_alive, wait_until
 
 from memlm.api.datastores import NewDocument
 from memlm.client import Client
-from memlm.errors import InvalidInput, Locked
+from memlm.errors import InvalidInput, Locked, Unavailable
+from memlm.generation.session_fence import FENCE, SessionFence
 from memlm.server.config import ServerConfig
 from memlm.server.ownership import lock_folders
 from memlm.server.registry import DatastoreRegistry
@@ -86,6 +88,37 @@ def test_a_second_server_is_refused_and_a_killed_ones_folders_are_free_at_once(
             for pid in filter(is_alive, family):
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, family)))
+
+
+def test_processes_of_a_server_whose_folder_another_one_takes_end(tmp_path: Path, model_folder: Path) -> None:
+    """As where a lock is lost. The call that would write gets UNAVAILABLE, and the files are left to the other one."""
+    folder = tmp_path / "sessions"
+    options = ("--threads", "1", "--session-dir", str(folder))
+    with (
+        RunningServer(tmp_path / "log", model_folder, options=options) as server,
+        Client(server.address) as client,
+    ):
+        session, worker = client.session(), server.worker_pid
+        session.append("some text")
+        other = SessionFence.take(folder, "memlm-other-0")
+        assert other.earlier is not None
+        assert other.earlier.startswith("memlm-")
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(Unavailable):
+            session.append(" and more")
+        wait_until(lambda: not is_alive(worker))
+        assert f"another server (memlm-other-0) has the session folder {folder} now" in server.output
+        wait_until(lambda: "could not be started again: another server (memlm-other-0)" in server.output)
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+        (folder / FENCE).write_text(other.earlier)  # as if it had never been: the server is the same one as before
+        wait_until(lambda: is_served(client, session.name))
+        assert session.append(" and more").num_tokens
+
+
+def is_served(client: Client, session: str) -> bool:
+    with suppress(Unavailable):
+        return client.get_session(session).name == session
+    return False
 
 
 def test_what_a_server_writes_only_its_user_may_read(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> None:
