@@ -377,6 +377,18 @@ def tune(
             keep_gain=keep_gain, progress=progress,
         )  # fmt: skip
     print_tuning(report, json=json)
+    if keep_gain is not None and not report.threshold:
+        err.print(f"--keep-gain {keep_gain:g} has no effect: {_why_no_threshold(report)}", markup=False)
+
+
+def _why_no_threshold(report: Any) -> str:
+    if report.adaptive_kept:
+        return "no threshold of lam leaves positions to the model alone and keeps this share of the gain"
+    return (
+        "a threshold is of a lam that adapts, and none is kept. On text that it was not fitted to, it takes"
+        f" {report.adaptive_nats:.4f} nats per token, the model alone {report.base_nats:.4f}, and one lam"
+        f" {report.knn_nats:.4f}"
+    )
 
 
 def _key_problems(datastore: Any, model: Path, dtype: str, device: str) -> list[str]:

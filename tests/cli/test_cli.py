@@ -208,6 +208,27 @@ def test_an_emptied_store_passes_verify_and_is_not_tuned(capsys, model_folder, o
     assert read_manifest(own_store) == before
 
 
+def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store, corpus_folder, tmp_path):
+    (tmp_path / "note.txt").write_text("a memory of a model", encoding="utf-8")  # too short to sample passages of
+    (tmp_path / "noise.txt").write_text(" ".join(f"{number * 7919 % 9973}" for number in range(60)), encoding="utf-8")
+    words = ["--model", model_folder]
+    note = tmp_path / "note"
+    assert memlm(capsys, "index", "build", tmp_path / "note.txt", *words, "--out", note, "--check", "none")[0] == 0
+    tuned = ["index", "tune", note, tmp_path / "noise.txt", *words, "--json"]
+    code, out, err = memlm(capsys, *tuned, "--keep-gain", "0.9")
+    report = json.loads(out)
+    assert (code, report["adaptive_kept"], report["threshold"]) == (0, False, 0)
+    line = err.strip().splitlines()[-1]
+    assert line.startswith("--keep-gain 0.9 has no effect: a threshold is of a lam that adapts, and none is kept.")
+    for figure in ("adaptive_nats", "base_nats", "knn_nats"):
+        assert f" {report[figure]:.4f}" in line
+    assert "keep-gain" not in memlm(capsys, *tuned)[2]
+    kept = ["index", "tune", own_store, corpus_folder / "doc-7.txt", *words, "--keep-gain", "0.9"]
+    code, out, err = memlm(capsys, *kept)
+    assert (code, "keep-gain" in err) == (0, False)
+    assert "lam is 0 below" in out
+
+
 def test_a_store_without_current_is_repaired_as_its_error_says(capsys, own_store, model_folder, corpus_folder):
     (own_store / "CURRENT").unlink()
     for command in (["info", own_store], ["build", corpus_folder, "--model", model_folder, "--out", own_store]):
