@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+COUNTS = ("documents", "questions", "facts")  # of a row: the first one that it has is what its errors are over
 Rows = list[dict[str, Any]]
 TEXTS = {"isabelle": "Isabelle", "library": "standard library", "wikitext": "WikiText-2", "books": "books"}
 
@@ -25,8 +26,16 @@ def line(*cells: str) -> str:
 
 
 def with_error(row: dict[str, Any], name: str, digits: int = 3) -> str:
-    """A figure and its standard error."""
-    return f"{row[name]:.{digits}f} ± {row[f'{name}_error']:.{digits}f}"
+    """A figure and its standard error, which a dash stands for where there is one document or question."""
+    return f"{row[name]:.{digits}f} ± {error_of(row, name, digits)}"
+
+
+def error_of(row: dict[str, Any], name: str, digits: int, scale: float = 1) -> str:
+    """The standard error of a figure, or a dash where the row has one document or question. Some older results do not
+    tell how many there are.
+    """
+    counts = [row[word] for word in COUNTS if word in row]
+    return "–" if counts[:1] == [1] else f"{scale * row[f'{name}_error']:.{digits}f}"
 
 
 def by_text(rows: Rows) -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:

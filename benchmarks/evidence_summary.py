@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from evidence_rows import TEXTS, Rows, by_text, header, line, of
+from evidence_rows import TEXTS, Rows, by_text, error_of, header, line, of
 
 NATS, RIGHT, NONE = "nats a token", "right answers", "-"
 
@@ -71,11 +71,11 @@ def compared(task: str, stored: dict[str, Any], name: str, other: dict[str, Any]
 
 def changed(before: float, row: dict[str, Any]) -> str:
     """The nats, and in brackets their change against the model alone. Less is better."""
-    return f"{before - row['nats_less']:.2f} ({-row['nats_less']:+.3f} ± {row['nats_less_error']:.3f})"
+    return f"{before - row['nats_less']:.2f} ({-row['nats_less']:+.3f} ± {error_of(row, 'nats_less', 3)})"
 
 
 def percent(row: dict[str, Any], name: str) -> str:
     """A share in percent with its standard error. Of none or all, no error is known."""
     if row[name] in (0, 1):
         return f"{100 * row[name]:.0f} %"
-    return f"{100 * row[name]:.0f} ± {100 * row[f'{name}_error']:.0f} %"
+    return f"{100 * row[name]:.0f} ± {error_of(row, name, 0, 100)} %"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evidence_papers import table_of_papers
-from evidence_rows import TEXTS, Rows, by_text, header, line, of, with_error
+from evidence_rows import TEXTS, Rows, by_text, error_of, header, line, of, with_error
 from evidence_summary import percent, table_of_the_summary
 from report import load, rows_of
 
@@ -112,7 +112,7 @@ def table_of_texts(reports: Rows, rows: Rows) -> Iterator[str]:
         texts = next(texts for texts in map(texts_of_gains, reports) if name in texts)[name]
         parts = (texts[part] for part in ("stored", "tuning", "test"))
         cells = (f"{part['documents']} documents, `{part['sha256']}`" for part in parts)
-        percent = f"{100 * share['overlap_share']:.2f} ± {100 * share['overlap_share_error']:.2f} %"
+        percent = f"{100 * share['overlap_share']:.2f} ± {error_of(share, 'overlap_share', 2, 100)} %"
         yield line(TEXTS[name], *cells, percent)
 
 
@@ -217,7 +217,7 @@ def table_of_differences(rows: Rows) -> Iterator[str]:
     pairs = list(dict.fromkeys(row["way"] for row in rows))
     yield from header("text", *(named(pair) for pair in pairs))
     for name, ways in by_text(rows):
-        yield line(TEXTS[name], *(f"{ways[pair]['less']:+.3f} ± {ways[pair]['less_error']:.3f}" for pair in pairs))
+        yield line(TEXTS[name], *(f"{ways[pair]['less']:+.3f} ± {error_of(ways[pair], 'less', 3)}" for pair in pairs))
 
 
 def named(pair: str) -> str:
@@ -297,7 +297,7 @@ def table_of_tasks(rows: Rows) -> Iterator[str]:
     found = {(row["text"], row["task"], row["way"]): row for row in rows}
     for text, task in dict.fromkeys((row["text"], row["task"]) for row in rows if "right" in row):
         alone, *others = (found[text, task, way] for way in ("alone", *TASK_WAYS))
-        more = (f"{row['points_more']:+.1f} ± {row['points_more_error']:.1f}" for row in others)
+        more = (f"{row['points_more']:+.1f} ± {error_of(row, 'points_more', 1)}" for row in others)
         name = task.removeprefix("local_").replace("_", " ")
         changed = f"{others[-1]['changed']:.0f} %"
         yield line(TEXTS[text], name, f"{alone['questions']:.0f}", with_error(alone, "right", 1), *more, changed)
@@ -349,7 +349,9 @@ def draw(rows: Rows) -> None:
     panel.set_title("SmolLM2-135M, window of 512", fontsize=9)
     figure.savefig(REPORTS / "evidence-gain.svg", metadata={"Date": None})
     names = list(dict.fromkeys(row["text"] for row in tokens))
-    figure, panels = plt.subplots(1, len(CUTS), figsize=(9.6, 3.2), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(CUTS), figsize=(10.4, 3.2), sharey=True, layout="constrained", width_ratios=[*map(len, CUTS.values())]
+    )
     for panel, (cut, labels) in zip(panels, CUTS.items(), strict=True):
         series = {}
         for name in names:

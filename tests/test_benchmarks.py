@@ -60,6 +60,17 @@ def plot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return plot_evidence
 
 
+def test_one_document_has_no_standard_error(plot: ModuleType) -> None:
+    row = {"text": "books", "way": "alone", "less": -0.25, "less_error": 0.0, "right": 0.5, "right_error": 0.0}
+    for counts in ({"documents": 1}, {"questions": 1}, {"documents": 1, "questions": 7}):
+        assert plot.with_error({**row, **counts}, "right", 2) == "0.50 ± –"
+    for counts in ({"documents": 2, "questions": 2}, {"facts": 100}, {}):  # older results tell no number
+        assert plot.with_error({**row, **counts}, "right", 2) == "0.50 ± 0.00"
+    assert list(plot.table_of_differences([{**row, "documents": 1}]))[-1] == "| books | -0.250 ± – |"
+    assert plot.percent({**row, "right_error": 0.021, "documents": 12}, "right") == "50 ± 2 %"
+    assert plot.percent({**row, "documents": 1}, "right") == "50 ± – %"
+
+
 def test_shares_of_tokens_that_lose_are_shown_where_a_result_has_them(plot: ModuleType) -> None:
     old = {"text": "wikitext", "cut": "word name", "way": "adaptive_lam", "share_of_tokens": 0.2, "nats_less": 0.1}
     old |= {"nats_less_error": 0.02}
