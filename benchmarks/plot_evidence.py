@@ -14,6 +14,7 @@ from typing import Any
 from evidence_papers import table_of_papers
 from evidence_rows import TEXTS, Rows, by_text, error_of, header, line, of, with_error
 from evidence_summary import percent, table_of_the_summary
+from evidence_tasks import table_of_tasks, table_of_text_beside_tasks
 from report import load, rows_of
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +27,6 @@ LEARNED = {
     "equal_tokens": "of all, equal tokens",
     "equal_time": "of all, equal processor time",
 }
-TASK_WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "thresholded_lam": "adaptive λ with a threshold"}
 ALL = "all tokens"  # the cut of all of them
 CUTS = {
     "frequency": ("0", "1-9", "10-99", "100+"),
@@ -289,29 +289,6 @@ def table_of_training(rows: Rows) -> Iterator[str]:
         counts = f"{int(row['entries']):,}", f"{row['tokens_seen']:,.0f}", f"{row['processor_s']:,.0f}"
         cells = with_error(row, "nats_per_token"), with_error(row, "nats_less")
         yield line(TEXTS[row["text"]], LEARNED[model], {"alone": "none", **WAYS}[way], *counts, *cells)
-
-
-def table_of_tasks(rows: Rows) -> Iterator[str]:
-    """A line for each domain and task: the right answers of the model alone, and the points that each way adds."""
-    yield from header("text", "task", "questions", "alone, %", *TASK_WAYS.values(), "changed by the last")
-    found = {(row["text"], row["task"], row["way"]): row for row in rows}
-    for text, task in dict.fromkeys((row["text"], row["task"]) for row in rows if "right" in row):
-        alone, *others = (found[text, task, way] for way in ("alone", *TASK_WAYS))
-        more = (f"{row['points_more']:+.1f} ± {error_of(row, 'points_more', 1)}" for row in others)
-        name = task.removeprefix("local_").replace("_", " ")
-        changed = f"{others[-1]['changed']:.0f} %"
-        yield line(TEXTS[text], name, f"{alone['questions']:.0f}", with_error(alone, "right", 1), *more, changed)
-
-
-def table_of_text_beside_tasks(rows: Rows) -> Iterator[str]:
-    """A line for each domain and way: its gain on text of the domain, and the share of positions without memory."""
-    yield from header("text", "way", "nats a token less than alone", "share of the gain", "positions with λ = 0")
-    gains = [row for row in rows if "nats_less" in row]
-    whole = {row["text"]: row["nats_less"] for row in gains if row["way"] == "adaptive_lam"}
-    for row in gains:
-        share, left_alone = row["nats_less"] / whole[row["text"]], row["left_alone"]
-        cells = with_error(row, "nats_less"), f"{100 * share:.0f} %", f"{100 * left_alone:.0f} %"
-        yield line(TEXTS[row["text"]], TASK_WAYS[row["way"]], *cells)
 
 
 def table_of_cost(rows: Rows) -> Iterator[str]:

@@ -71,6 +71,36 @@ def test_one_document_has_no_standard_error(plot: ModuleType) -> None:
     assert plot.percent({**row, "documents": 1}, "right") == "50 ± – %"
 
 
+def test_thresholds_of_tasks_are_told_apart_by_the_gain_that_they_keep(plot: ModuleType) -> None:
+    def rows(keep_gain: float, points: float) -> list[dict[str, object]]:
+        task = {"text": "wikitext", "task": "local_piqa", "questions": 100, "right": 64.0, "right_error": 4.8}
+        text = {"text": "wikitext", "task": "own text", "nats_less_error": 0.01, "left_alone": 0.5}
+        more = {"points_more": points, "points_more_error": 0.3, "changed": 1.0}
+        threshold = {"way": "thresholded_lam", "keep_gain": keep_gain}
+        return [
+            {**text, "way": "adaptive_lam", "nats_less": 0.2},
+            {**text, **threshold, "nats_less": keep_gain / 5},
+            {**task, "way": "alone", "points_more": 0.0, "points_more_error": 0.0},
+            {**task, **more, **threshold},
+        ]
+
+    old, new = ([{**row, "table": "tasks"} for row in each] for each in (rows(0.9, 1.5), rows(0.95, -0.5)))
+    for row in old:
+        row.pop("keep_gain", None)  # results before the option kept 0.9
+    lines = list(plot.table_of_tasks(old))
+    assert "| adaptive λ with a threshold |" in lines[0]
+    assert lines[-1] == "| WikiText-2 | piqa | 100 | 64.0 ± 4.8 | - | +1.5 ± 0.3 | 1 % |"
+    lines = list(plot.table_of_tasks([*new, *old]))
+    assert "| adaptive λ with a threshold (0.9) | adaptive λ with a threshold (0.95) |" in lines[0]
+    assert lines[2:] == ["| WikiText-2 | piqa | 100 | 64.0 ± 4.8 | - | +1.5 ± 0.3 | -0.5 ± 0.3 | 1 % |"]
+    text = list(plot.table_of_text_beside_tasks([*new, *old]))[2:]
+    assert [each.split("|")[4].strip() for each in text] == ["100 %", "90 %", "95 %"]
+    unfitted = [row for row in old if row["way"] == "alone"]  # where no adaptive λ was kept
+    assert list(plot.table_of_tasks([*unfitted, {**unfitted[0], "way": "one_lam", "changed": 0.0}]))[-1].endswith(
+        "0 % |"
+    )
+
+
 def test_shares_of_tokens_that_lose_are_shown_where_a_result_has_them(plot: ModuleType) -> None:
     old = {"text": "wikitext", "cut": "word name", "way": "adaptive_lam", "share_of_tokens": 0.2, "nats_less": 0.1}
     old |= {"nats_less_error": 0.02}
