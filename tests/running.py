@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -187,6 +188,12 @@ def figures_at(port: int) -> dict[str, float]:
         text = reply.read().decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("memlm")]
     return {name: float(value) for name, _, value in lines}
+
+
+def start_child() -> subprocess.Popen[bytes]:
+    """Starts a process that Linux kills with the thread that started it, as those of a Ray cluster are."""
+    libc, set_death_signal = ctypes.CDLL(None), 1  # PR_SET_PDEATHSIG of prctl(2)
+    return subprocess.Popen(["sleep", "1000"], preexec_fn=lambda: libc.prctl(set_death_signal, signal.SIGKILL, 0, 0, 0))
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:

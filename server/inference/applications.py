@@ -18,6 +18,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from memlm.distributed.cluster import reason
 from memlm.errors import Unavailable
@@ -38,9 +39,12 @@ class ServerActor:
 
 
 def register(name: str) -> Any:
-    """Registers this process as the server of an application, for as long as the caller holds the returned handle."""
+    """Registers this process as the server of an application, for as long as the caller holds the returned handle. The
+    actor is on this node: another one may have no memlm, and may be lost while this server lives.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_restarts=-1)(ServerActor)
-    return actor.options(name=name, namespace=SERVERS).remote()
+    return actor.options(name=name, namespace=SERVERS, scheduling_strategy=here).remote()
 
 
 def exists(actor: str, namespace: str = NAMESPACE) -> bool:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class Replica:
         self._start_stores: dict[str, Path] = {}
         self._calls: dict[str, asyncio.Queue[list[Answer]]] = {}
         self._ended = deque[str](maxlen=IDS_KEPT)
-        self._unsolicited: list[FromWorker] = []
+        self._unsolicited: list[tuple[int, FromWorker]] = []  # numbered, until they have arrived
+        self._numbers = count(1)
         threading.Thread(
             target=applications.end_with_server, args=(context.app_name,), name="server's end", daemon=True
         ).start()
@@ -124,12 +125,14 @@ class Replica:
             if not is_over:
                 self._inbox.put(Cancel(id_))
 
-    async def heartbeat(self, replica: str) -> list[FromWorker] | None:
-        """Returns what the engine has said since the last call, beside answers: heartbeats, deleted documents."""
+    async def heartbeat(self, replica: str, arrived: int) -> list[tuple[int, FromWorker]] | None:
+        """Returns what the engine has said beside answers, numbered: its latest heartbeat, deleted documents. What has
+        a number up to `arrived` is not returned again. An answer that is lost comes with the next one.
+        """
         if replica != self._id:
             return None
-        said, self._unsolicited = self._unsolicited, []
-        return said
+        self._unsolicited = [each for each in self._unsolicited if each[0] > arrived]
+        return list(self._unsolicited)
 
     async def stop(self, replica: str) -> None:
         """Ends the engine, after the writes that have begun."""
@@ -175,7 +178,9 @@ class Replica:
                 assert self._loaded is not None
                 self._loaded.set_result(message)
             elif isinstance(message, Heartbeat | DocumentsDeleted):
-                self._unsolicited.append(message)
+                if isinstance(message, Heartbeat):  # in place of an earlier one
+                    self._unsolicited = [each for each in self._unsolicited if not isinstance(each[1], Heartbeat)]
+                self._unsolicited.append((next(self._numbers), message))
 
 
 _ANSWERS = (Events, Result, Failed)

@@ -52,6 +52,7 @@ class ReplicaHandle(EngineHandle):
         self._streams = calls.options(session_id=id_, stream=True)
         self._relays: dict[str, asyncio.Task[None]] = {}
         self._watching: list[asyncio.Task[None]] = []
+        self._arrived = 0  # the number of the latest message beside answers
 
     async def start(self, *, restarted: bool) -> None:
         """Lets the replica load, and waits until it has. Raises the error that kept it from that."""
@@ -136,9 +137,10 @@ class ReplicaHandle(EngineHandle):
     async def _poll(self) -> None:
         """Asks for heartbeats, until the replica is gone."""
         try:
-            while (messages := await self._heartbeat()) is not None:
-                if messages:
-                    self._on_messages(messages)
+            while (numbered := await self._heartbeat()) is not None:
+                if numbered:
+                    self._arrived = numbered[-1][0]
+                    self._on_messages([message for _, message in numbered])
                 await asyncio.sleep(POLL_S)
         except GONE as error:
             log.warning("%s sends no heartbeats: %s", self.name, reason(error))
@@ -146,9 +148,9 @@ class ReplicaHandle(EngineHandle):
             self.is_ready = False  # until Ray Serve has seen it, too
 
     async def _heartbeat(self) -> Any:
-        """The messages since the last one, None from a replica that is gone."""
+        """The messages that have not arrived yet, numbered. None from a replica that is gone."""
         try:
-            return await self._calls.heartbeat.remote(self.id)
+            return await self._calls.heartbeat.remote(self.id, self._arrived)
         except ActorUnavailableError:  # for a moment, as far as Ray knows
             return ()
         except RayActorError:

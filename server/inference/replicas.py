@@ -12,12 +12,10 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -27,16 +25,18 @@ from memlm.errors import MemlmError, Unavailable
 from memlm.generation.session_fence import SessionFence
 from memlm.generation.session_names import home_of, names_in
 from memlm.server.config import ServerConfig
-from memlm.server.inference.applications import LOOKS
+from memlm.server.inference.applications import LOOKS, WATCH_S
 from memlm.server.inference.deployment import GONE, Deployment
 from memlm.server.inference.messages import Adopt
 from memlm.server.inference.pool import EnginePool
 from memlm.server.inference.replica_handle import POLL_S, ReplicaHandle
 from memlm.server.inference.requests import EngineHandle
+from memlm.server.inference.threads import call_soon, in_thread
 from memlm.server.telemetry.datastores import StoreStats
 
-DEATH_POLL_S = 0.2
+DEATH_POLL_S, DEATH_LOOKS = 0.2, 2
 STATUS_POLL_S = 2.0
+STATUS_LIMIT_S, MAX_STATUS_LIMIT_S = 30.0, 600.0  # for Ray Serve to tell its applications
 ROOM_S = 30.0  # until a warning that the cluster may lack room
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 RESTORED_AT_ONCE = 32  # sessions, of which each replica reads one after the other
@@ -44,7 +44,6 @@ MOST_LOST = 4  # replicas that died while they read a session
 STOP_S, STOP_AT_ONCE_S = 65.0, 10.0  # for a deployment to end
 
 log = logging.getLogger("memlm.server")
-R = TypeVar("R")
 
 watchers: dict[str, Callable[[Mapping[str, str]], None]] = {}  # by the name of the application
 
@@ -79,7 +78,7 @@ class ReplicaPool(EnginePool):
         """As `EnginePool.start`, with a cluster of its own where none is given."""
         loop = asyncio.get_running_loop()
         self._start = loop.create_future()
-        watchers[self._deployment.name] = lambda replicas: _call_soon(loop, self._on_replicas, replicas)
+        watchers[self._deployment.name] = lambda replicas: call_soon(loop, self._on_replicas, replicas)
         self._deploying = asyncio.create_task(self._deploy())
         await asyncio.shield(self._deploying)
         self._begin(self._watch_deployment(self._start))
@@ -88,9 +87,9 @@ class ReplicaPool(EnginePool):
         self._has_started = True
 
     async def _deploy(self) -> None:
-        await _in_thread(self._deployment.join, stays=True)  # Linux ends a cluster with the thread that started it
+        await in_thread(self._deployment.join, stays=True)  # Linux ends a cluster with the thread that started it
         _restore_signal_handlers()
-        self._calls = await _in_thread(self._deployment.start)
+        self._calls = await in_thread(self._deployment.start)
         self._calls.options(stream=True)  # makes the router
 
     async def stop(self, timeout_s: float) -> None:
@@ -107,7 +106,7 @@ class ReplicaPool(EnginePool):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*(each.stop(timeout_s) for each in [*self._handles.values(), *self._leaving.values()]))
-        await _in_thread(self._deployment.stop, end_s)
+        await in_thread(self._deployment.stop, end_s)
 
     @property
     def _workers(self) -> Sequence[EngineHandle]:
@@ -141,17 +140,21 @@ class ReplicaPool(EnginePool):
         """Fails the start where Ray Serve has given up, and says where it waits for room. Ends the process once the
         application is gone later: without one, no replica comes back.
         """
-        began_s, has_warned, is_silent, num_gone = time.monotonic(), False, False, 0
+        began_s, has_warned, is_silent, num_gone, limit_s = time.monotonic(), False, False, 0, STATUS_LIMIT_S
         while True:
             await asyncio.sleep(STATUS_POLL_S)
             try:
-                why = await _in_thread(self._deployment.problem)
-            except (RayError, RayServeException) as error:  # which says nothing of the replicas
+                async with asyncio.timeout(limit_s):
+                    why = await in_thread(self._deployment.problem)
+            except (RayError, RayServeException, TimeoutError) as error:  # which says nothing of the replicas
                 if not is_silent:
-                    log.warning("Ray Serve does not tell how the replicas are: %s", reason(error))
+                    why = f"no answer within {limit_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+                    log.warning("Ray Serve does not tell how the replicas are: %s", why)
                 is_silent = True
+                if isinstance(error, TimeoutError):  # the thread stays, so that there should not be many
+                    limit_s = min(2 * limit_s, MAX_STATUS_LIMIT_S)
                 continue
-            is_silent, num_gone = False, num_gone + 1 if why == GONE else 0
+            is_silent, num_gone, limit_s = False, num_gone + 1 if why == GONE else 0, STATUS_LIMIT_S
             if start.done() and (start.cancelled() or start.exception() is not None):
                 return
             if start.done() and num_gone >= LOOKS:
@@ -167,7 +170,7 @@ class ReplicaPool(EnginePool):
     async def _end_process(self) -> None:
         """Ends a server that can give no answer any more, so that a service manager starts it again."""
         log.error("the replicas' application on the Ray cluster is gone, and so the server ends; start it again")
-        await _in_thread(self._deployment.leave)
+        await in_thread(self._deployment.leave)
         os._exit(1)
 
     def _fail_start(self, error: MemlmError) -> None:
@@ -214,8 +217,7 @@ class ReplicaPool(EnginePool):
     async def _retire(self, handle: ReplicaHandle) -> None:
         """Waits for the end of a replica that Ray Serve runs no more. Then others take its sessions."""
         log.warning("%s is gone; Ray Serve replaces one that died", handle.name)
-        while await _in_thread(handle.is_alive):
-            await asyncio.sleep(DEATH_POLL_S)
+        await _until_it_is_gone(handle)
         handle.end()
         try:
             await self._restore(handle.id)
@@ -262,29 +264,17 @@ class ReplicaPool(EnginePool):
                 return
 
 
-async def _in_thread(work: Callable[..., R], *arguments: Any, stays: bool = False) -> R:
-    """Does some work in a daemon thread, which `stays` afterwards. Ray may never answer, and another thread would keep
-    the process alive.
+async def _until_it_is_gone(handle: ReplicaHandle) -> None:
+    """Waits until several looks in a row, `WATCH_S` apart, do not find a replica's process: a cluster that starts again
+    lacks processes for a moment, and one that lives would write its sessions beside their next replica.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[R] = loop.create_future()
-
-    def finish(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-        if not done.done():  # else its caller has left
-            set_outcome(outcome)
-
-    def run() -> None:
-        try:
-            result = work(*arguments)
-        except BaseException as error:
-            _call_soon(loop, finish, done.set_exception, error)
-        else:
-            _call_soon(loop, finish, done.set_result, result)
-        if stays:
-            threading.Event().wait()
-
-    threading.Thread(target=run, name="ray", daemon=True).start()
-    return await done
+    num_missed = 0
+    while num_missed < DEATH_LOOKS:
+        if num_missed:
+            await asyncio.sleep(WATCH_S)
+        num_missed = 0 if await in_thread(handle.is_alive) else num_missed + 1
+        if not num_missed:
+            await asyncio.sleep(DEATH_POLL_S)
 
 
 def _restore_signal_handlers() -> None:
@@ -292,8 +282,3 @@ def _restore_signal_handlers() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.getsignal(number))
         signal.siginterrupt(number, False)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(callback, *arguments)

@@ -13,10 +13,14 @@ from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.sessions import AppendToSessionRequest, CreateSessionRequest
 from memlm.errors import Unavailable
 from memlm.server.config import ServerConfig
-from memlm.server.inference.messages import Answer, Events, Failed, Loaded, Result
+from memlm.server.inference.messages import Answer, DocumentsDeleted, Events, Failed, Heartbeat, Loaded, Result
+from memlm.server.quota import Quota
+from memlm.server.telemetry.metrics import Stats
 
+ray_exceptions = pytest.importorskip("ray.exceptions")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
 module = pytest.importorskip("memlm.server.inference.replica")
+replica_handle = pytest.importorskip("memlm.server.inference.replica_handle")
 
 ID = "one"
 PATIENCE_S = 120.0
@@ -88,6 +92,51 @@ async def test_both_of_a_request_that_arrives_twice_end(replica: Any) -> None:
     assert isinstance(appended, Result), appended
     (refused,) = await all_of(ask(replica, "twice", long))  # also afterwards
     assert_arrived_twice(refused)
+
+
+async def test_what_an_engine_says_is_told_until_it_has_arrived(replica: Any) -> None:
+    """Of heartbeats the latest counts."""
+    deleted = [DocumentsDeleted("store", (each,)) for each in ("one", "two", "three")]
+    heartbeats = [Heartbeat(Stats(running=number)) for number in range(3)]
+    assert await replica.heartbeat("another", 0) is None
+    assert await replica.heartbeat(ID, 0) == []
+    replica._take([heartbeats[0], deleted[0], heartbeats[1], deleted[1]])
+    told = await replica.heartbeat(ID, 0)
+    assert [message for _, message in told] == [deleted[0], heartbeats[1], deleted[1]]
+    assert await replica.heartbeat(ID, 0) == told
+    replica._take([deleted[2], heartbeats[2]])
+    later = await replica.heartbeat(ID, told[-1][0])
+    assert [message for _, message in later] == [deleted[2], heartbeats[2]]
+    assert await replica.heartbeat(ID, later[-1][0]) == []
+
+
+async def test_deletions_reach_the_front_end_though_answers_are_lost(replica: Any, monkeypatch) -> None:
+    """Each once, over the handle of the front end."""
+    monkeypatch.setattr(replica_handle, "POLL_S", 0.0)
+    lost = ray_exceptions.ActorUnavailableError("for a moment", None)
+    deleted = [DocumentsDeleted("store", (str(number),)) for number in range(6)]
+    heard, calls = list[Any](), 0
+
+    class Lossy:
+        """Ray's way to the replica, on which every other answer is lost."""
+
+        def options(self, **how: Any) -> Any:
+            return SimpleNamespace(heartbeat=self)
+
+        async def remote(self, *arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            replica._take([deleted[calls - 1]] if calls <= len(deleted) else [])
+            answer = await replica.heartbeat(*arguments)
+            if calls % 2:
+                raise lost
+            return None if calls > len(deleted) + 2 else answer
+
+    quota, hear = Quota("bytes", 1, 1), lambda *said: heard.append(said)
+    handle = replica_handle.ReplicaHandle(ServerConfig(Path("model")), ID, "", Lossy(), dict, quota, hear, print)
+    async with asyncio.timeout(PATIENCE_S):
+        await handle._poll()
+    assert heard == [(each.store, each.document_ids) for each in deleted]
 
 
 def ask(replica: Any, id_: str, request: Any) -> Any:

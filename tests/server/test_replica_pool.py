@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from running import start_child
 
 from memlm.errors import Unavailable
 from memlm.server.cluster_config import ClusterConfig
@@ -26,6 +29,10 @@ class Ended(BaseException):
     """Of the process."""
 
 
+def raise_ended(code: int) -> None:
+    raise Ended
+
+
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Any:
     """One that asks often, and waits for nothing long."""
@@ -39,7 +46,9 @@ def tell(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[Any]:
     left = list(answers)
 
     def status() -> Any:
-        if isinstance(answer := left.pop(0), Exception):
+        if callable(answer := left.pop(0)):
+            answer()
+        if isinstance(answer, Exception):
             raise answer
         return SimpleNamespace(applications=answer)
 
@@ -65,6 +74,25 @@ async def test_a_server_ends_once_its_application_is_gone(pool, monkeypatch, cap
     assert ended == [1]
     assert left == []
     assert [each.levelno for each in caplog.records] == [logging.WARNING, logging.ERROR]
+
+
+async def test_a_status_that_never_comes_is_logged_once_and_asked_for_again(pool, monkeypatch, caplog) -> None:
+    there, start = {pool._deployment.name: RUNNING}, asyncio.get_running_loop().create_future()
+    never = threading.Event()
+    start.set_result(None)
+    monkeypatch.setattr(replicas, "STATUS_LIMIT_S", 1.0)
+    left = tell(monkeypatch, never.wait, never.wait, there, {}, {}, {})
+    monkeypatch.setattr(replicas.os, "_exit", raise_ended)
+    try:
+        with pytest.raises(Ended):
+            async with asyncio.timeout(PATIENCE_S):
+                await pool._watch_deployment(start)
+    finally:
+        never.set()
+    assert left == []
+    silent, ended = caplog.records
+    assert "Ray Serve does not tell how the replicas are: no answer within 1 s" in silent.getMessage()
+    assert ended.levelno == logging.ERROR
 
 
 async def test_a_start_without_an_application_fails(pool, monkeypatch) -> None:
@@ -154,3 +182,36 @@ async def test_a_session_that_kills_its_replicas_is_given_up(pool, caplog) -> No
     assert set(pool._homes) == set(names[1:])
     (warning,) = caplog.records
     assert "the session deadly stays in its file: 4 replicas died" in warning.getMessage()
+
+
+@pytest.mark.parametrize(
+    "looks", [(False, False), (True, False, True, False, False), (False, True, True, False, True, False, False)]
+)
+async def test_a_replica_is_gone_that_two_looks_in_a_row_do_not_find(pool, monkeypatch, looks) -> None:
+    """Until then its requests and sessions stay with it."""
+    monkeypatch.setattr(replicas, "WATCH_S", 0.0)
+    monkeypatch.setattr(replicas, "DEATH_POLL_S", 0.0)
+    handle, left, ended = Reader(pool, 0, ""), list(looks), list[int]()
+    monkeypatch.setattr(handle, "is_alive", lambda: left.pop(0))
+    monkeypatch.setattr(handle, "end", lambda: ended.append(len(left)))
+    pool._leaving[handle.id] = handle
+    async with asyncio.timeout(PATIENCE_S):
+        await pool._retire(handle)
+    assert ended == [0]
+    assert pool._leaving == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end a process with a thread")
+async def test_a_cluster_outlives_the_join_that_started_it(pool, monkeypatch) -> None:
+    """Ray asks Linux to end the processes of a cluster with the thread that started them."""
+    started = list[subprocess.Popen[bytes]]()
+    monkeypatch.setattr(pool._deployment, "join", lambda: started.append(start_child()))
+    monkeypatch.setattr(pool._deployment, "start", lambda: SimpleNamespace(options=lambda **how: None))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await pool._deploy()
+        with pytest.raises(subprocess.TimeoutExpired):
+            started[0].wait(1)
+    finally:
+        started[0].kill()
+        started[0].wait(PATIENCE_S)

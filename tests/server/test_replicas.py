@@ -25,9 +25,11 @@ from memlm.model.checkpoint import load_checkpoint
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import Failed
+from memlm.server.ownership import new_name
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
 cloudpickle = pytest.importorskip("ray.cloudpickle")
+applications = pytest.importorskip("memlm.server.inference.applications")
 deployment = pytest.importorskip("memlm.server.inference.deployment")
 
 PROMPTS = [make_text(number, 6) for number in range(8)]
@@ -362,6 +364,56 @@ def test_two_servers_share_a_cluster_of_two_nodes(tmp_path: Path, long_model: Pa
             assert client.get_session(name).num_tokens == tokens
             assert [each.name for each in client.list_sessions()] == [name]
     finally:
+        cluster.shutdown()
+
+
+@pytest.mark.cluster
+def test_a_server_and_its_replicas_end_with_the_head_of_the_cluster(tmp_path: Path, long_model: Path, monkeypatch):
+    """Its service manager may start it again, on another cluster. It has the sessions."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # a minute by default
+    folder = ("--session-dir", str(tmp_path / "sessions"))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        options = ("--address", cluster.address, "--replicas", "2", *folder)
+        with serve(tmp_path, long_model, options=options, fails=True) as server, Client(server.address) as client:
+            name = client.session().name
+            tokens = client.append_to_session(name, PROMPTS[0]).num_tokens
+            pids, stream = replica_pids(server), client.generate("a", temperature=0, max_tokens=30_000)
+            next(stream)
+            cluster.remove_node(cluster.head_node, allow_graceful=False)
+            with pytest.raises(Unavailable):
+                list(stream)
+            assert server.process.wait(CLUSTER_S) != 0
+            wait_until(lambda: not any(map(is_alive, pids)), CLUSTER_S)
+    finally:
+        cluster.shutdown()
+    with RunningServer(tmp_path / "log-2", long_model, options=folder) as server, Client(server.address) as client:
+        assert client.get_session(name).num_tokens == tokens
+
+
+@pytest.mark.cluster
+def test_a_server_is_registered_on_its_own_node(monkeypatch) -> None:
+    """Others may have no memlm."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    def node_of(actor: Any) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=4)
+        ray.init(cluster.address, log_to_driver=False)
+        actors = [applications.register(new_name()) for _ in range(6)]
+        nodes = ray.get([each.__ray_call__.remote(node_of) for each in actors], timeout=CLUSTER_S)
+        assert {*nodes} == {ray.get_runtime_context().get_node_id()}
+    finally:
+        ray.shutdown()
         cluster.shutdown()
 
 
