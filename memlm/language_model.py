@@ -25,9 +25,10 @@ from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.api.tracing import Trace, TraceRequest
+from memlm.base.options import NEIGHBORS, SHARD_ANSWERS, SUMS
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import InvalidInput, MemlmError
+from memlm.errors import InvalidInput, MemlmError, check_choice
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
@@ -37,7 +38,7 @@ from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
 from memlm.prompting.answers import stream_answer
-from memlm.retrieval.store import ModelStore, ViewSearch
+from memlm.retrieval.store import ModelStore, SumSearch, ViewSearch
 
 
 def load(
@@ -84,23 +85,31 @@ class LanguageModel:
         passage_encoder: EncoderCheckpoint | None = None,
         shards: Sequence[str] = (),
         partial: bool = False,
+        shard_answers: str = NEIGHBORS,
     ) -> None:
         """Opens the datastores. Those named in `may_fail` need not be usable now. `shards` are the addresses, HOST:PORT
         or unix:PATH, of processes that search them (`memlm shard`). With `partial`, generation and `score` go on
-        without those that do not answer, and tell the share of the entries that was searched. Raises InvalidInput if
-        two datastores share a name, and for `partial` without shards.
+        without those that do not answer, and tell the share of the entries that was searched. With the `shard_answers`
+        "sums", p_kNN is over the nearest entries of each shard, and tokens show no neighbors (docs/datastore.md).
+        Raises InvalidInput if two datastores share a name, and for `partial` and sums without shards.
         """
         if partial and not shards:
             raise InvalidInput("partial is for shards; give some, or leave it out", field="partial")
+        check_choice("shard_answers", shard_answers, SHARD_ANSWERS)
+        if shard_answers != NEIGHBORS and not shards:
+            raise InvalidInput("sums are for shards; give some, or leave it out", field="shard_answers")
         search: ViewSearch = search_views
+        search_sums: SumSearch | None = None
         with ExitStack() as held:
             if shards:
                 from memlm.distributed.shards import Shards  # here, since it loads grpc
 
-                search = held.enter_context(Shards(shards, partial=partial)).search
+                search = found = held.enter_context(Shards(shards, partial=partial)).search
+                search_sums = found if shard_answers == SUMS else None
             self.engine = Engine(
-                checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
-            )
+                checkpoint, stores, sessions,
+                may_fail=may_fail, passage_encoder=passage_encoder, search=search, search_sums=search_sums,
+            )  # fmt: skip
             self._held = held.pop_all()
         self.checkpoint = checkpoint
 

@@ -11,6 +11,7 @@ from memlm.errors import InvalidInput
 
 OPTION = "option"
 RAY = "ray://"  # before the name under which shards run on a Ray cluster
+SHARD_ANSWERS = (NEIGHBORS, SUMS) = ("neighbors", "sums")
 
 
 @dataclass(frozen=True, slots=True)

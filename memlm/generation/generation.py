@@ -114,6 +114,12 @@ class Generation:
                 )
             self.past = None  # it has no keys either
             self.own_decoder = EarlyExitDecoder(checkpoint.decoder, rule_of(checkpoint))
+        if request.neighbors and retriever is not None and retriever.sums:
+            raise InvalidInput(
+                "the shards answer sums, so a token has no neighbors to show; leave neighbors out, or search for a"
+                " text (`memlm client search`)",
+                field="neighbors",
+            )
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
         self.accepted = Accepted(
@@ -174,7 +180,9 @@ class Generation:
         retriever = self.retriever
         if retriever is None or self._request.drafts is not None or not self.needs_retrieval:
             return None
-        can_guess = retriever.has_keys and retriever.gate is None and not self.policy.is_sequential
+        can_guess = (
+            retriever.has_keys and not retriever.sums and retriever.gate is None and not self.policy.is_sequential
+        )
         return Guesser(retriever, self._sampling, self._end_ids) if can_guess else None
 
     @property

@@ -31,7 +31,7 @@ from memlm.retrieval.pointers import Pointers, check_pointers
 from memlm.retrieval.policy import RetrievalPolicy, Shortcut
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.skipping import SkipConfident
-from memlm.retrieval.store import ModelStore
+from memlm.retrieval.store import ModelStore, check_sums
 
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
@@ -52,6 +52,8 @@ class Retriever:
     `draft_stores` have no keys: they give passages and never neighbors. Without other `stores`, nothing is retrieved.
     `views` are those of `stores`, and behind them those of `draft_stores`.
 
+    With `sums`, shards answer sums by value: the neighbors of a result stand for values, and have no ids.
+
     One that is `excluding` documents sees the stores as if these were deleted. It is `shared` with all others that
     differ in nothing else: one search with `views` finds the neighbors of all.
     """
@@ -67,6 +69,7 @@ class Retriever:
     skip_retrieval_above: float | None = None
     min_pointers: int | None = None
     draft_stores: tuple[ModelStore, ...] = ()
+    sums: bool = False
     exclusion: Exclusion | None = None
     unrestricted: Retriever | None = None  # the one that this one is with an exclusion
 
@@ -76,7 +79,7 @@ class Retriever:
         skipping and pointers apply only to a request that searches one store and sets none of k, λ and temperature.
 
         Documents are excluded by `excluding`. Raises InvalidInput for `min_pointers` with several stores, or with one
-        that was built without keeping its keys, and for a weight of a store without keys.
+        that was built without keeping its keys, for a weight of a store without keys, and for what sums cannot serve.
         """
         weight_of = {each.name: each.weight for each in params.stores}
         draft_stores = tuple(store for store in stores if store.snapshot.drafts_only)
@@ -97,6 +100,8 @@ class Retriever:
             min_pointers = params.min_pointers or None
         if params.min_pointers:
             check_pointers(stores)
+        if sums := any(store.search_sums is not None for store in stores):
+            check_sums(params, defaults.temperature, adapts=adaptive is not None, follows=bool(min_pointers))
         return cls(
             stores=tuple(stores),
             weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
@@ -109,6 +114,7 @@ class Retriever:
             skip_retrieval_above=defaults.skip_retrieval_above if as_tuned else None,
             min_pointers=min_pointers,
             draft_stores=draft_stores,
+            sums=sums,
         )
 
     def excluding(self, names: Sequence[str]) -> Retriever:
@@ -206,7 +212,10 @@ class Retriever:
                     [nearby[row](number, keys_QD[row : row + 1], self.k) for row in rows_R.tolist()]
                 )
             views_R = [views_SQ[number][row] for row in rows_R.tolist()]
-            return self.stores[number].search(views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only)
+            temperature = self.temperature if self.sums else None
+            return self.stores[number].search(
+                views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only, temperature=temperature
+            )
 
         if len(self.stores) == 1:
             result = self._search_one(keys_QD, max_logprobs_Q, policies, find)
