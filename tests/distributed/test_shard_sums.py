@@ -21,7 +21,7 @@ from memlm.data.corpus import Corpus as TextCorpus
 from memlm.distributed.shard_messages import SegmentView, ShardAnswer, ShardSearch
 from memlm.distributed.shard_server import ShardSegments, ShardServer
 from memlm.distributed.shards import Shards
-from memlm.errors import InvalidInput, Unavailable
+from memlm.errors import InvalidInput, NotFound, Unavailable
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import Exclusion, search_views
@@ -293,6 +293,8 @@ def test_the_loop_guard_drops_the_whole_sum_of_a_token(checkpoint, halves):
         assert set(found.neighbors.ids_QK.ravel().tolist()) == {NO_ENTRY, -1}
         repeats_K = np.isin(found.neighbors.values_QK[0], repeating)
         share = np.exp(found.logweights_QK[0, repeats_K].astype(np.float64)).sum()
+        with pytest.raises(NotFound):  # and no other document in its place
+            retriever.describe(found, 1)
         guarded = without_repeats(found, [ids], retriever.tokens_before)
     assert 0 < share < 1
     assert guarded.lams_Q[0] == pytest.approx(0.9 * (1 - share))
