@@ -2,7 +2,7 @@
 
 Faiss fills its lists in RAM and writes them at the end, so an index of 10^7 keys of 1 KiB would need 10 GB of it.
 `faiss.contrib.ondisk.merge_ondisk` needs as much disk again for its shards. This module assigns the keys to lists in
-one pass, and then writes list by list, a few lists for each core at a time.
+one pass, sorts the row numbers by list on disk, and then writes list by list, a few lists for each core at a time.
 
 It is the one place that knows a layout of Faiss: the "ilar" record of `faiss/impl/index_write.cpp`, which is a trained
 index without entries, the sizes of the lists, then codes and ids of each list. A test compares the file with Faiss' own
@@ -28,7 +28,7 @@ from memlm.index.ivf import VALUE_BITS, create_index, inner, keys_are_codes, nea
 from memlm.index.threads import Rows, blocks, even_blocks, rows_per_core, run_in_threads
 
 BLOCK_ROWS, GROUP_ROWS = 32_768, 131_072  # in work at a time, shared out among the cores
-LIST_BYTES = 4
+LIST_BYTES, ROW_BYTES = 4, 8
 EMPTY_LISTS_BYTES = 32  # "ilar", number of lists, code size, "sprs", no sizes: how an index without entries ends
 
 
@@ -40,27 +40,28 @@ def write_ivf(
     *,
     progress: Progress,
 ) -> None:
-    """Writes and syncs an index of all keys. Its ids hold rows on disk and values. `index` is trained and empty. Two
-    temporary files beside `path` hold the list and the code of each key.
+    """Writes and syncs an index of all keys. Its ids hold rows on disk and values. `index` is trained and empty. Three
+    temporary files beside `path` hold the list and the code of each key, and the rows by list.
     """
-    lists_path, codes_path = path.with_suffix(".lists"), path.with_suffix(".codes")
+    lists_path, codes_path, rows_path = (path.with_suffix(suffix) for suffix in (".lists", ".codes", ".rows"))
     _assign(index, keys_ND, lists_path, codes_path, progress)
     lists_N = np.load(lists_path, mmap_mode="r")
     codes_NC = keys_ND if keys_are_codes(index) else np.load(codes_path, mmap_mode="r")
     sizes = _sizes_of(lists_N, inner(index).nlist)
     with storage(path), create(path) as file:
+        rows_N = _rows_by_list(lists_N, sizes, rows_path)
         _write_head(file, index, sizes)
-        _write_lists(file, codes_NC, keys_ND, values_N, lists_N, sizes, progress)
+        _write_lists(file, codes_NC, keys_ND, values_N, rows_N, sizes, progress)
         file.flush()
         sync(file.fileno())
-    remove(lists_path)
-    remove(codes_path)
+    for temporary in (lists_path, codes_path, rows_path):
+        remove(temporary)
 
 
 def beside_bytes(factory: str, dim: int) -> int:
     """Bytes per key of the temporary files beside the index while it is written."""
     index = create_index(factory, dim)
-    return LIST_BYTES + (0 if keys_are_codes(index) else int(inner(index).code_size))
+    return LIST_BYTES + ROW_BYTES + (0 if keys_are_codes(index) else int(inner(index).code_size))
 
 
 def _assign(
@@ -110,6 +111,25 @@ def _sizes_of(lists_N: np.ndarray, num_lists: int) -> Int64[np.ndarray, " L"]:
     )
 
 
+def _rows_by_list(lists_N: np.ndarray, sizes: Int64[np.ndarray, " L"], path: Path) -> Int64[np.ndarray, " N"]:
+    """All rows in the order of their lists, ascending in each: a counting sort, whose result is a file that is mapped
+    into memory.
+    """
+    with create(path) as file:  # not a sparse file, whose map a full disk would break without an error
+        for begin, end in blocks(len(lists_N), BLOCK_ROWS):
+            file.write(bytes(ROW_BYTES * (end - begin)))
+    rows_N = np.memmap(path, "<i8", "r+", shape=len(lists_N))
+    next_L = np.cumsum(sizes) - sizes  # the place of each list's next row
+    for begin, end in blocks(len(lists_N), BLOCK_ROWS):
+        order_B = np.argsort(lists_N[begin:end], kind="stable")
+        sorted_B = lists_N[begin:end][order_B]
+        counts_L = np.bincount(sorted_B, minlength=len(sizes))
+        firsts_L = np.cumsum(counts_L) - counts_L
+        rows_N[(next_L - firsts_L)[sorted_B] + np.arange(end - begin)] = begin + order_B
+        next_L += counts_L
+    return rows_N
+
+
 def _write_head(file: IO[bytes], index: Any, sizes: Int64[np.ndarray, " L"]) -> None:
     """Writes the trained index as Faiss writes it without entries, up to the lists, and then the sizes of the lists."""
     index.ntotal = inner(index).ntotal = int(sizes.sum())
@@ -130,35 +150,29 @@ def _write_lists(
     codes_NC: np.ndarray | RowSubset,
     keys_ND: Float16[np.ndarray, "N D"] | RowSubset,
     values_N: np.ndarray,
-    lists_N: np.ndarray,
+    rows_N: Int64[np.ndarray, " N"],
     sizes: Int64[np.ndarray, " L"],
     progress: Progress,
 ) -> None:
-    def sort(group: Rows) -> tuple[np.ndarray, np.ndarray]:
-        rows = _rows_between(lists_N, *group)
-        order = np.argsort(lists_N[rows], kind="stable")
-        codes = np.ascontiguousarray(codes_NC[rows]).view(np.uint8).take(order, axis=0)
-        packed = (rows_of(keys_ND, rows) << VALUE_BITS | values_N[rows])[order].astype("<i8", copy=False)
-        return codes, packed
+    begins = np.concatenate([[0], np.cumsum(sizes)])
+
+    def gather(group: Rows) -> tuple[np.ndarray, np.ndarray]:
+        rows = rows_N[begins[group[0]] : begins[group[1]]]
+        order = np.argsort(rows)  # read in the order of the file
+        codes_GC = np.ascontiguousarray(codes_NC[rows[order]]).view(np.uint8)
+        packed_G = rows_of(keys_ND, rows[order]) << VALUE_BITS | values_N[rows[order]]
+        back = np.argsort(order)
+        return codes_GC.take(back, axis=0), packed_G[back].astype("<i8", copy=False)
 
     done = 0
-    for (first, last), (codes, packed) in run_in_threads(sort, _groups(sizes, rows_per_core(GROUP_ROWS))):
+    for (first, last), (codes, packed) in run_in_threads(gather, _groups(sizes, rows_per_core(GROUP_ROWS))):
         begin = 0
         for end in np.cumsum(sizes[first:last]):
             file.write(codes[begin:end].data)
             file.write(packed[begin:end].data)
             begin = end
         done += len(packed)
-        progress("add to index", done, len(lists_N))
-
-
-def _rows_between(lists_N: np.ndarray, first: int, last: int) -> Int64[np.ndarray, " R"]:
-    """The rows of the lists from `first` to before `last`, in order."""
-    parts = []
-    for begin, end in blocks(len(lists_N), BLOCK_ROWS):
-        numbers = lists_N[begin:end]
-        parts.append(begin + np.flatnonzero((numbers >= first) & (numbers < last)))
-    return np.concatenate(parts)
+        progress("add to index", done, len(rows_N))
 
 
 def _groups(sizes: Int64[np.ndarray, " L"], rows: int) -> Iterator[Rows]:
