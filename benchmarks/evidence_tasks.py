@@ -17,13 +17,13 @@ def table_of_tasks(rows: Rows) -> Iterator[str]:
         alone, *others = (found.get((text, task, count, *way)) for way in (("alone", 0), *ways))
         more = (points_of(row) for row in others)
         name = task.removeprefix("local_").replace("_", " ")
-        changed = "-" if others[-1] is None else f"{others[-1]['changed']:.0f} %"
+        changed = "-" if others[-1] is None else f"{others[-1]['changed']:.1f} %"
         yield line(TEXTS[text], name, f"{count:.0f}", with_error(alone, "right", 1), *more, changed)
 
 
 def points_of(row: dict[str, Any] | None) -> str:
     """By how many points more answers are right than those of the model alone."""
-    return "-" if row is None else f"{row['points_more']:+.1f} ± {error_of(row, 'points_more', 1)}"
+    return "-" if row is None else f"{row['points_more']:+.2f} ± {error_of(row, 'points_more', 2)}"
 
 
 def table_of_text_beside_tasks(rows: Rows) -> Iterator[str]:
