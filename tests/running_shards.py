@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -60,10 +60,11 @@ def assert_same(found: Neighbors, expected: Neighbors) -> None:
 
 
 class ShardProcess:
-    """`memlm shard` in a process of its own."""
+    """`memlm shard` in a process of its own, which `first` may start elsewhere."""
 
-    def __init__(self, store: Path, shard: str, listen: str, log: Path) -> None:
+    def __init__(self, store: Path, shard: str, listen: str, log: Path, first: Sequence[str] = ()) -> None:
         self._command = [
+            *first,
             sys.executable,
             "-c",
             "from memlm.cli import main; main()",
