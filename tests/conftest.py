@@ -1,6 +1,7 @@
 """The tier of each test, and tiny real parts made once a session: text, a tokenizer, a model, a datastore."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim"
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # one process a core; threads that spin for each other would halve the speed
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell that started the tests in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # else the processes of the tests would ignore it too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
