@@ -118,7 +118,7 @@ class ServerConfig:
     shard_answers: str = field(
         default=NEIGHBORS,
         metadata=option(
-            "What a shard returns: neighbors, or sums over them by token, in less bytes but without sources.",
+            "What a shard returns: neighbors, or sums over them by token, in fewer bytes but without sources.",
             metavar="|".join(SHARD_ANSWERS), panel=MODEL,
         ),
     )  # fmt: skip

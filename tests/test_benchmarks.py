@@ -89,15 +89,15 @@ def test_thresholds_of_tasks_are_told_apart_by_the_gain_that_they_keep(plot: Mod
         row.pop("keep_gain", None)  # results before the option kept 0.9
     lines = list(plot.table_of_tasks(old))
     assert "| adaptive λ with a threshold |" in lines[0]
-    assert lines[-1] == "| WikiText-2 | piqa | 100 | 64.0 ± 4.8 | - | +1.5 ± 0.3 | 1 % |"
+    assert lines[-1] == "| WikiText-2 | piqa | 100 | 64.0 ± 4.8 | - | +1.50 ± 0.30 | 1.0 % |"
     lines = list(plot.table_of_tasks([*new, *old]))
     assert "| adaptive λ with a threshold (0.9) | adaptive λ with a threshold (0.95) |" in lines[0]
-    assert lines[2:] == ["| WikiText-2 | piqa | 100 | 64.0 ± 4.8 | - | +1.5 ± 0.3 | -0.5 ± 0.3 | 1 % |"]
+    assert lines[2:] == ["| WikiText-2 | piqa | 100 | 64.0 ± 4.8 | - | +1.50 ± 0.30 | -0.50 ± 0.30 | 1.0 % |"]
     text = list(plot.table_of_text_beside_tasks([*new, *old]))[2:]
     assert [each.split("|")[4].strip() for each in text] == ["100 %", "90 %", "95 %"]
     unfitted = [row for row in old if row["way"] == "alone"]  # where no adaptive λ was kept
     assert list(plot.table_of_tasks([*unfitted, {**unfitted[0], "way": "one_lam", "changed": 0.0}]))[-1].endswith(
-        "0 % |"
+        "0.0 % |"
     )
 
 

@@ -52,6 +52,7 @@ def bench_shards(
     queries in a store of 64 entries in another process, beside the same search in this one. A `text` compares the
     answers "neighbors" and "sums".
     """
+    read = None if text is None else text.read_text(encoding="utf-8", errors="replace")
     with workplace() as folder, ExitStack() as held:
         copy = Path(shutil.copytree(store, folder / "store"))
         split(copy, shards, progress)
@@ -82,7 +83,6 @@ def bench_shards(
             )  # fmt: skip
         with Datastore.open(copy) as opened:
             entries, segments = opened.snapshot.num_entries, len(opened.snapshot.segments)
-        read = None if text is None else text.read_text(encoding="utf-8")
         answers = [] if read is None else _answers(checkpoint, copy, addresses, read, progress)
     return {
         "rows": rows, "identical": identical, "hops": hops, "shards": shards, "segments": segments, "entries": entries,

@@ -17,7 +17,13 @@ def shards(
     model: options.Model,
     number: Annotated[int, typer.Option("--shards", help="Processes.", min=1, max=64)] = 4,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compare the shard answers neighbors and sums on this text.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Compare the shard answers neighbors and sums on this text.",
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Repeats. Medians are reported.", min=1)] = 5,
     dtype: options.Dtype = "auto",

@@ -107,7 +107,7 @@ class Retriever:
             weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
             k=defaults.k if params.k is None else params.k,
             lam=lam if params.lam is None else float(params.lam),
-            temperature=defaults.temperature if params.knn_temperature is None else params.knn_temperature,
+            temperature=defaults.temperature if params.knn_temperature is None else float(params.knn_temperature),
             nprobe=defaults.nprobe if params.nprobe is None else params.nprobe,
             gate=load_gate(first.model_folder) if params.spalm else None,
             adaptive=adaptive,

@@ -323,7 +323,7 @@ def check_sums(params: RetrievalParams, temperature: float, *, adapts: bool, fol
     """
     for name, is_asked, problem in (
         ("spalm", params.spalm, "the gate weighs each neighbor; leave spalm out"),
-        ("min_pointers", follows, "pointers follow neighbors; leave min_pointers out, or give a lam"),
+        ("min_pointers", follows, "pointers follow neighbors; give min_pointers 0"),
         ("lam", adapts, "the datastore was tuned with a lam that adapts to their distances; give a lam"),
     ):
         if is_asked:
