@@ -34,7 +34,7 @@ from memlm.distributed.shard_messages import (
     digest_of,
     packed_mask,
 )
-from memlm.errors import InvalidInput, Unavailable
+from memlm.errors import Incompatible, InvalidInput, Unavailable
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
@@ -185,7 +185,8 @@ class Shards:
         """Searches as `search_views` does, in the shards of the datastore. One without shards is searched here.
 
         With a `temperature`, each shard sums over its k nearest entries by value, and the k largest sums are the result
-        (`ValueSums.merged`). Raises Unavailable if a shard does not answer, with `partial` if none does.
+        (`ValueSums.merged`). Raises Incompatible if a shard cannot sum, and Unavailable if one does not
+        answer, with `partial` if none does.
         """
         if not views_Q:
             return Neighbors.none(0, k)
@@ -362,7 +363,9 @@ def _connected(address: str) -> _Replica:
 
 
 def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Found:
-    """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none."""
+    """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none, and Incompatible
+    if the last one cannot sum.
+    """
     while True:
         replica, search = asked.replicas[0], asked.search
         try:
@@ -370,14 +373,22 @@ def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Found:
             if answer.missing:
                 own = {each.deleted for view in search.views for each in view} - {ALL_LIVE}
                 answer = asked.ask({digest: masks[digest] for digest in own})
+            if search.temperature is not None and isinstance(answer.found, Neighbors):
+                raise Incompatible(
+                    f"shard {asked.shard} at {replica.address} answers neighbors and no sums, as an earlier version"
+                    " does; start it anew with the version of the server"
+                )
             if answer.found is None or not answer.is_of(search):
                 raise ValueError("its answer is of another search")
-        except (grpc.RpcError, ValueError, KeyError, TypeError) as error:
-            replica.note(failed=True)
+        except (grpc.RpcError, ValueError, KeyError, TypeError, Incompatible) as error:
+            is_lost = not isinstance(error, Incompatible)  # an earlier version still answers neighbors
+            replica.note(failed=is_lost)
             if len(asked.replicas) > 1:
                 asked.replicas = asked.replicas[1:]
                 asked.start(search)
                 continue
+            if not is_lost:
+                raise
             raise Unavailable(
                 f"shard {asked.shard} at {replica.address} does not answer ({_reason(error)}); try again in a moment"
             ) from error

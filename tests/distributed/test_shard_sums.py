@@ -21,7 +21,8 @@ from memlm.data.corpus import Corpus as TextCorpus
 from memlm.distributed.shard_messages import SegmentView, ShardAnswer, ShardSearch
 from memlm.distributed.shard_server import ShardSegments, ShardServer
 from memlm.distributed.shards import Shards
-from memlm.errors import InvalidInput, NotFound, Unavailable
+from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.generation import generation
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import Exclusion, search_views
@@ -177,21 +178,46 @@ def test_bytes_that_are_no_sums_are_refused(message):
         ShardAnswer.decode(message)
 
 
-def test_a_shard_that_answers_neighbors_instead_is_no_answer(tmp_path):
-    """As one of an earlier version would."""
-    path = cut_store(tmp_path, num_shards=1)
+class Earlier(ShardSegments):
+    """As a shard of an earlier version would answer."""
 
-    class Earlier(ShardSegments):
-        def search(self, search):
-            return super().search(replace(search, temperature=None))
+    def search(self, search):
+        return super().search(replace(search, temperature=None))
 
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_shard_of_an_earlier_version_is_named_and_still_finds_neighbors(tmp_path, partial):
+    path = cut_store(tmp_path, num_shards=2)
     with (
         Datastore.open(path) as store,
-        ShardServer(Earlier(path, ShardNumber(1, 1)), "127.0.0.1:0") as server,
-        Shards([server.address]) as shards,
-        pytest.raises(Unavailable, match="of another search"),
+        ShardServer(Earlier(path, ShardNumber(1, 2)), "127.0.0.1:0") as earlier,
+        served(path, 2, 2) as second,
     ):
-        shards.search([store.snapshot] * 6, QUERIES_QD, 8, temperature=2.0)
+        views_Q = [store.snapshot] * 6
+        with Shards([earlier.address, second], partial=partial) as shards:
+            for _ in range(2):
+                with pytest.raises(Incompatible, match=f"shard 1 at {earlier.address} .* start it anew"):
+                    shards.search(views_Q, QUERIES_QD, 8, temperature=2.0)
+                found = shards.search(views_Q, QUERIES_QD, 8)
+                assert_same(found, search_views(views_Q, QUERIES_QD, 8))
+        with served(path, 1, 2) as first, Shards([earlier.address, first, second], partial=partial) as shards:
+            for _ in range(4):  # whichever of the two is asked first
+                assert (shards.search(views_Q, QUERIES_QD, 8, temperature=2.0).ids_QK == NO_ENTRY).any()
+
+
+def test_with_sums_nothing_is_guessed_from_neighbors(checkpoint, halves, monkeypatch):
+    made = []
+
+    class Noted(generation.Guesser):
+        def __init__(self, retriever, *arguments):
+            super().__init__(retriever, *arguments)
+            made.append(retriever)
+
+    monkeypatch.setattr(generation, "Guesser", Noted)
+    with two_models(checkpoint, [halves], halves) as (alone, lm):
+        for each, count in ((alone, 1), (lm, 1)):  # the second one makes none
+            each.generate("the quick", lam=0.5, **OPTIONS).result()
+            assert len(made) == count
 
 
 @pytest.fixture
