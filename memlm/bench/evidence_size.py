@@ -26,7 +26,7 @@ from memlm.bench.evidence_domains import (
     searched,
     windows_for,
 )
-from memlm.bench.evidence_texts import beginnings_to_store
+from memlm.bench.evidence_texts import parts_to_store
 from memlm.bench.texts import median_ratio, time_per_token
 from memlm.index.store.datastore import Datastore
 from memlm.language_model import LanguageModel
@@ -73,8 +73,8 @@ def smaller_stores(checkpoint: Checkpoint, prepared: Prepared, progress: Progres
         most = min(datastore.snapshot.num_entries, prepared.sizes.entries)
     stores = []
     for entries in (mark for mark in MARKS if mark < most):
-        sizes = replace(prepared.sizes, entries=entries)
-        stored = beginnings_to_store(prepared.domain.stored, checkpoint.tokenizer, sizes)
+        sizes = replace(prepared.sizes, entries=entries, document_start=0)  # of documents that begin there already
+        stored = parts_to_store(prepared.domain.stored, checkpoint.tokenizer, sizes)
         stores.append(prepared.folder / f"store-{entries}")
         make_store(checkpoint, replace(prepared.domain, stored=stored), stores[-1], progress)
     return stores

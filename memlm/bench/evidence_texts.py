@@ -35,7 +35,7 @@ ARTICLE = re.compile(r"^ = [^=\n].* = $", flags=re.MULTILINE)  # a heading of th
 class Sizes:
     """How much is read of a domain: tokens of the datastore, held-out documents, of which every other one tunes, tokens
     of each, and questions that are asked about the stored documents. `minutes` is the time for which the smallest model
-    of the table `training` learns.
+    of the table `training` learns. `document_start` is the first token of each document, stored or held out.
     """
 
     entries: int = 100_000
@@ -43,6 +43,7 @@ class Sizes:
     document_tokens: int = 1024
     questions: int = 100
     minutes: float = 1.0
+    document_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +82,25 @@ def domain_of(given: str, tokenizer: Tokenizer, sizes: Sizes, seed: int) -> Doma
     generator = np.random.default_rng([seed, crc32(name.encode())])
     for pool in pools:
         generator.shuffle(pool)
-    kept = beginnings_to_store(pools[0], tokenizer, sizes)
-    apart = _beginnings(pools[1], tokenizer, sizes.document_tokens, least=sizes.document_tokens // SHORTEST)
+    kept = parts_to_store(pools[0], tokenizer, sizes)
+    least = sizes.document_tokens // SHORTEST
+    apart = _parts(pools[1], tokenizer, sizes.document_start, sizes.document_tokens, least)
     held = [document for document, _ in zip(apart, range(sizes.documents), strict=False)]
     if len(held) < 8:
         raise InvalidInput(
-            f"{name} has {len(held)} held-out documents of {sizes.document_tokens // SHORTEST} tokens or more; expected"
-            " eight or more, so give more text or read fewer tokens of each",
+            f"{name} has {len(held)} held-out documents of {sizes.document_start + least} tokens or more; expected"
+            " eight or more, so give more text, read fewer tokens of each or leave out fewer",
             field="domains",
         )
     return Domain(name, kept, tuple(held))
 
 
-def beginnings_to_store(documents: Iterable[Document], tokenizer: Tokenizer, sizes: Sizes) -> tuple[Document, ...]:
-    """The beginnings of the first documents, `sizes.entries` tokens in all. None is longer than a twelfth of these, or
-    than `sizes.document_tokens`.
+def parts_to_store(documents: Iterable[Document], tokenizer: Tokenizer, sizes: Sizes) -> tuple[Document, ...]:
+    """The parts of the first documents from `sizes.document_start` on, `sizes.entries` tokens in all. None is longer
+    than a twelfth of these, or than `sizes.document_tokens`.
     """
     most = max(sizes.document_tokens, sizes.entries // STORED_DOCUMENTS)
-    return tuple(_take(documents, tokenizer, sizes.entries, most))
+    return tuple(_take(documents, tokenizer, sizes.document_start, most, sizes.entries))
 
 
 def text_hash(documents: Iterable[Document]) -> str:
@@ -151,20 +153,25 @@ def _library() -> list[list[Document]]:
     return pools
 
 
-def _beginnings(documents: Iterable[Document], tokenizer: Tokenizer, most: int, least: int = 1) -> Iterator[Document]:
-    """The first `most` tokens of each document that has at least `least`."""
+def _parts(
+    documents: Iterable[Document], tokenizer: Tokenizer, start: int, most: int, least: int = 1
+) -> Iterator[Document]:
+    """The `most` tokens from `start` on of each document that has at least `least` there."""
     for document in documents:
-        ids = tokenizer.encode(document.text[: 16 * most])[:most].tolist()  # no tokenizer here has 16 letters a token
+        text = document.text[: 16 * (start + most)]  # no tokenizer here has 16 letters a token
+        ids = tokenizer.encode(text)[start : start + most].tolist()
         if len(ids) >= least and (text := tokenizer.decode(ids).strip("\ufffd")).strip():
             yield replace(document, text=text)
 
 
-def _take(documents: Iterable[Document], tokenizer: Tokenizer, entries: int, most: int) -> Iterator[Document]:
-    """Beginnings of documents until there are as many tokens as entries."""
+def _take(
+    documents: Iterable[Document], tokenizer: Tokenizer, start: int, most: int, entries: int
+) -> Iterator[Document]:
+    """Parts of documents until there are as many tokens as entries."""
     taken = 0
-    for document in _beginnings(documents, tokenizer, most):
+    for document in _parts(documents, tokenizer, start, most):
         if taken >= entries:
             return
-        (document,) = _beginnings([document], tokenizer, entries - taken)
+        (document,) = _parts([document], tokenizer, 0, entries - taken)
         yield document
         taken += len(tokenizer.encode(document.text))

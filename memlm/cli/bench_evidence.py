@@ -32,6 +32,12 @@ def evidence(
         int, typer.Option(help="Held-out documents of each domain. Every other one tunes.", min=8)
     ] = 32,
     document_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of one of them.", min=8)] = 1024,
+    document_start: Annotated[
+        int,
+        typer.Option(
+            metavar="TOKENS", help="Leave out so many at the beginning of each document, as front matter.", min=0
+        ),
+    ] = 0,
     questions: Annotated[
         int, typer.Option(help="Questions about the stored documents, at most. 500 take minutes.", min=1)
     ] = 100,
@@ -65,7 +71,7 @@ def evidence(
     asked = AskedTasks(tuple(task_names), include, limit, keep_gain) if task_names else None
     check_tables(names, asked)  # before the model is loaded
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-    sizes = Sizes(entries, documents, document_tokens, questions, minutes)
+    sizes = Sizes(entries, documents, document_tokens, questions, minutes, document_start)
     figures: dict[str, Any] = {}
     try:
         with ConsoleProgress() as progress, _folder(work) as folder:

@@ -157,6 +157,24 @@ def test_a_domain_is_drawn_without_repeats(given, tokenizer):
     assert text_hash(other.stored) != text_hash(domain.stored)
 
 
+def test_parts_of_documents_leave_out_their_beginnings(given, tokenizer):
+    whole = domain_of(given, tokenizer, replace(SIZES, entries=9999, document_tokens=400), seed=0)
+    inner = domain_of(given, tokenizer, replace(SIZES, document_tokens=20, document_start=15), seed=0)
+    for part in ("stored", "held_out"):
+        ids = {each.id: tokenizer.encode(each.text).tolist() for each in getattr(whole, part)}
+        documents = getattr(inner, part)
+        assert len(documents) >= 10
+        for document in documents:
+            text = tokenizer.decode(ids[document.id][15:]).lstrip("\ufffd")  # the 15 may end within a letter
+            assert text.startswith(document.text)
+            assert len(tokenizer.encode(document.text)) <= (21 if part == "held_out" else 51)
+
+
+def test_documents_that_end_before_the_part_are_left_out(given, tokenizer):
+    with pytest.raises(InvalidInput, match=r"0 held-out documents of 4015 tokens or more; .* or leave out fewer"):
+        domain_of(given, tokenizer, replace(SIZES, document_start=4000), seed=0)
+
+
 def test_a_hash_tells_where_texts_end():
     assert text_hash([Document("a", "xy"), Document("b", "z")]) == text_hash([Document("c", "xy"), Document("d", "z")])
     assert text_hash([Document("a", "xy"), Document("b", "z")]) != text_hash([Document("a", "x"), Document("b", "yz")])

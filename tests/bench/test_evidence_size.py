@@ -11,7 +11,7 @@ from memlm.bench import evidence_size, texts
 from memlm.bench.evidence_domains import prepare
 from memlm.bench.evidence_gain import gain_by_domain
 from memlm.bench.evidence_size import by_size, ratios_of, smaller_stores
-from memlm.bench.evidence_texts import Sizes, beginnings_to_store, domain_of
+from memlm.bench.evidence_texts import Sizes, domain_of, parts_to_store
 from memlm.index.store.datastore import Datastore
 
 SIZES = Sizes(entries=600, documents=12, document_tokens=60)
@@ -29,7 +29,7 @@ def given(tmp_path) -> str:
 
 def test_smaller_parts_are_beginnings_of_larger_ones(given, tokenizer):
     larger = domain_of(given, tokenizer, SIZES, seed=0).stored
-    small = beginnings_to_store(larger, tokenizer, Sizes(entries=150, document_tokens=20))
+    small = parts_to_store(larger, tokenizer, Sizes(entries=150, document_tokens=20))
     assert [document.id for document in small] == [document.id for document in larger[: len(small)]]
     assert all(whole.text.startswith(document.text) for document, whole in zip(small, larger, strict=False))
     assert max(len(tokenizer.encode(document.text)) for document in small) <= 21
