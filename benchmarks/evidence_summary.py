@@ -50,8 +50,8 @@ def lines_of_answers(rows: Rows) -> Iterator[str]:
         yield line(task, RIGHT, before, stored, f"passages in the prompt: {other}")
     for name, ways in by_text(of(rows, "facts")):
         taught, behind = (
-            ways["as_taught"],
-            f"behind another sentence: {percent(ways['behind_other_text'], 'right_taught')}",
+            ways["as_taught tuned"],
+            f"behind another sentence: {percent(ways['behind_other_text tuned'], 'right_taught')}",
         )
         task = link(f"{taught['facts']:.0f} invented facts, taught beside {TEXTS[name]}", "invented-facts")
         yield line(task, RIGHT, percent(taught, "right_before"), percent(taught, "right_taught"), behind)

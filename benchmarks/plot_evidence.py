@@ -198,11 +198,12 @@ def table_of_generation(rows: Rows) -> Iterator[str]:
 
 
 def table_of_facts(rows: Rows) -> Iterator[str]:
-    """A line for each domain and form of the question."""
-    yield from header("text", "question", "facts", "before", "taught", "deleted")
+    """A line for each domain, form of the question and setting."""
+    yield from header("text", "question", "setting", "facts", "before", "taught", "deleted")
     for row in rows:
+        form, setting = row["way"].split()
         cells = (with_error(row, f"right_{state}", 2) for state in ("before", "taught", "deleted"))
-        yield line(TEXTS[row["text"]], row["way"].replace("_", " "), f"{row['facts']:.0f}", *cells)
+        yield line(TEXTS[row["text"]], form.replace("_", " "), setting, f"{row['facts']:.0f}", *cells)
 
 
 def table_of_passages(rows: Rows) -> Iterator[str]:

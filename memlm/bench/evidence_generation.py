@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +49,8 @@ BEGINS = (
 MIDDLES = ("a", "e", "i", "o", "u", "ari", "eno", "ilo", "uba", "osi")
 ENDS = ("dan", "fort", "gard", "kin", "lon", "mere", "nis", "ra", "sk", "ton", "vik", "wyn")
 RELATIONS = ("The capital of {} is", "The bridge of {} was built by", "The oldest town of {} is", "The king of {} was")
+NEAREST = {"k": 1, "lam": 0.9}  # options that follow the nearest neighbor, in place of those tuned on text
+SETTINGS: dict[str, dict[str, Any]] = {"tuned": {}, "nearest": NEAREST}
 FORMS = {"as_taught": "", "behind_other_text": "I read a long book about this when I was young. "}
 
 
@@ -151,10 +154,10 @@ def _stands(ids: Sequence[int], documents: Sequence[bytes]) -> bool:
 
 
 def facts(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
-    """A row for each form of the question: the share of invented facts that are answered right before they are taught,
-    after, and after their deletion. A fact is right if the greedy answer begins with it.
+    """A row for each form of the question and setting: the share of invented facts that are answered right before they
+    are taught, after, and after their deletion. A fact is right if the greedy answer begins with it.
     """
-    taught, states = facts_of(FACTS), dict[str, dict[str, float]]()
+    taught, states = facts_of(FACTS), dict[str, dict[tuple[str, str], float]]()
     with TemporaryDirectory(prefix="memlm-bench-") as folder:
         store = Path(shutil.copytree(prepared.store, Path(folder) / "store"))
         with LanguageModel(checkpoint, [store]) as lm:
@@ -167,11 +170,12 @@ def facts(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> lis
             states["deleted"] = _right(lm, taught)
             progress("ask", 3, 3)
     rows = []
-    for form in FORMS:
-        row: dict[str, Any] = {"text": prepared.domain.name, "way": form, "facts": len(taught)}
+    for form, setting in product(FORMS, SETTINGS):
+        row: dict[str, Any] = {"text": prepared.domain.name, "way": f"{form} {setting}", "facts": len(taught)}
         for state, shares in states.items():
-            row[f"right_{state}"] = shares[form]
-            row[f"right_{state}_error"] = sqrt(shares[form] * (1 - shares[form]) / len(taught))
+            share = shares[form, setting]
+            row[f"right_{state}"] = share
+            row[f"right_{state}_error"] = sqrt(share * (1 - share) / len(taught))
         rows.append(row)
     return rows
 
@@ -187,17 +191,17 @@ def facts_of(count: int, seed: int = 0) -> list[Fact]:
     ]
 
 
-def _right(lm: LanguageModel, taught: Sequence[Fact]) -> dict[str, float]:
-    """The share of facts that are answered right, for each form of the question."""
+def _right(lm: LanguageModel, taught: Sequence[Fact]) -> dict[tuple[str, str], float]:
+    """The share of facts that are answered right, for each form of the question and setting."""
     shares = {}
-    for form, before in FORMS.items():
+    for (form, before), (setting, options) in product(FORMS.items(), SETTINGS.items()):
         right = 0
         for begin in range(0, len(taught), AT_ONCE):
             batch = taught[begin : begin + AT_ONCE]
             prompts = [before + fact.question for fact in batch]
-            answers = lm.generate_batch(prompts, temperature=0, max_tokens=ANSWER_TOKENS)
+            answers = lm.generate_batch(prompts, temperature=0, max_tokens=ANSWER_TOKENS, **options)
             right += sum(begins_with(answer.text, fact.answer) for answer, fact in zip(answers, batch, strict=True))
-        shares[form] = right / len(taught)
+        shares[form, setting] = right / len(taught)
     return shares
 
 

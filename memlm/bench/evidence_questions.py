@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from memlm.base.progress import Progress
 from memlm.bench.evidence_domains import Prepared, differences
-from memlm.bench.evidence_generation import begins_with
+from memlm.bench.evidence_generation import NEAREST, begins_with
 from memlm.bench.evidence_passages import NUM_PASSAGES
 from memlm.bench.evidence_tokens import class_of
 from memlm.bench.past import per_token
@@ -43,7 +43,12 @@ RULES = (
     r"(?:^|[.] )\s*(?P<question>(?:[A-Z][\w'-]* ){1,6}(?:is|was|are|were) (?:a|an|the)) (?P<answer>\w+(?: \w+)?)",
 )
 DEFINITIONS = tuple(re.compile(rule, flags=re.MULTILINE) for rule in RULES)
-PAIRS = (("both", "passages by_words"), ("passages by_words", "datastore"), ("datastore", "alone"))
+PAIRS = (
+    ("both", "passages by_words"),
+    ("passages by_words", "datastore"),
+    ("datastore nearest", "datastore"),
+    ("datastore", "alone"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class Question:
 
 def questions(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each way of answering questions and each kind of question: the share of right answers, and the tokens
-    of a prompt. `by_words` and `by_meaning` are the ways of finding passages. The rows of `questions-differences`
+    of a prompt. `datastore nearest` follows the nearest neighbor. `by_words` and `by_meaning` are the ways of finding
+    passages. The rows of `questions-differences`
     compare two ways.
     """
     asked = questions_of(prepared.domain.stored, prepared.sizes.questions)
@@ -74,6 +80,7 @@ def questions(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) ->
         ways: dict[str, tuple[str, dict[str, Any]]] = {
             "alone": ("", alone),
             "datastore": ("", memory),
+            "datastore nearest": ("", NEAREST),
             "passages by_words": ("words", alone),
             "passages by_meaning": ("meaning", alone),
             "both": ("words", memory),

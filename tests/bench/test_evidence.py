@@ -375,12 +375,15 @@ def test_text_is_generated_and_facts_are_taught(given, model_folder, tmp_path, m
     done = CliRunner().invoke(app, [*words, *sizes, "--only", "generation,facts"])
     assert done.exit_code == 0, done.output
     found = {each["metric"]: each["value"] for each in json.loads(done.stdout)["results"]}
-    rows = {name: {} for name in ("alone", "memory", "as_taught")}
+    rows = {name: {} for name in ("alone", "memory", "as_taught tuned", "as_taught nearest")}
     for metric, value in found.items():
         rows[metric.rpartition("way=")[2].rstrip("]")][metric.partition("[")[0]] = value
     assert rows["alone"]["from_memory"] == 0
     assert "attribution_precision" not in rows["alone"]
     assert rows["memory"]["from_memory"] > 0
     assert rows["memory"]["copied_tokens"] > rows["alone"]["copied_tokens"]
-    assert rows["as_taught"]["right_before"] == rows["as_taught"]["right_deleted"] == 0
-    assert rows["as_taught"]["right_taught"] > 0  # the random model and its soft temperature answer only some
+    tuned, nearest = rows["as_taught tuned"], rows["as_taught nearest"]
+    for row in (tuned, nearest):
+        assert row["right_before"] == row["right_deleted"] == 0
+    assert 0 < tuned["right_taught"] < nearest["right_taught"]  # the random model has a soft temperature
+    assert nearest["right_taught"] == 1

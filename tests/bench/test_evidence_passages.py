@@ -84,10 +84,13 @@ def rows_of(given, model_folder, *words) -> dict[str, dict[str, dict[str, float]
 def test_the_command_compares_ways(given, model_folder, small):
     tables = rows_of(given, model_folder, "--only", "passages,questions", "--questions", "9")
     asked = {way.removesuffix(",cut=all"): row for way, row in tables["questions"].items() if way.endswith("=all")}
-    assert asked.keys() == {"alone", "datastore", "passages by_words", "passages by_meaning", "both"}
+    assert asked.keys() == {
+        "alone", "datastore", "datastore nearest", "passages by_words", "passages by_meaning", "both"
+    }  # fmt: skip
     assert asked["alone"]["prompt_tokens"] == asked["datastore"]["prompt_tokens"]
+    assert asked["alone"]["prompt_tokens"] == asked["datastore nearest"]["prompt_tokens"]
     assert asked["both"]["prompt_tokens"] <= 30
-    assert asked["datastore"]["right"] > asked["alone"]["right"] == 0
+    assert asked["datastore nearest"]["right"] > asked["datastore"]["right"] > asked["alone"]["right"] == 0
     assert {row["questions"] for row in asked.values()} == {9}
     assert 1 < asked["alone"]["documents"] <= 9
     assert min(row["documents"] for row in tables["questions"].values()) >= 1
