@@ -18,7 +18,7 @@ from memlm.base.progress import Progress
 from memlm.bench.evidence_domains import ADAPTIVE, ALONE, BOTH, CACHE, ONE_LAM, Prepared
 from memlm.bench.evidence_passages import QUERY_TOKENS, ROOM, check_lengths, passage_tokens
 from memlm.bench.evidence_texts import Domain
-from memlm.bench.machine import EnergyMeter, resident_bytes
+from memlm.bench.machine import EnergyMeter, gpu_joules, resident_bytes
 from memlm.language_model import LanguageModel
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
@@ -42,13 +42,14 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Seconds up to the first token and between the first and the last one, the number of tokens, and joules of the
-    processor, None where the machine does not tell.
+    processor and of the GPU, None where the machine does not tell.
     """
 
     first_s: float
     rest_s: float
     tokens: int
     joules: float | None
+    gpu_joules: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -127,13 +128,16 @@ def _resident_after(way: Way, prompt: Sequence[int], meter: EnergyMeter) -> int 
 
 def _turn(way: Way, prompt: Sequence[int], meter: EnergyMeter) -> Turn:
     """One answer. The time of finding passages counts as time before the first token."""
-    before, begin_s, lm = meter.read(), time.perf_counter(), way.lm
+    lm, device = way.lm, way.lm.checkpoint.decoder.device
+    before, gpu_before, begin_s = meter.read(), gpu_joules(device), time.perf_counter()
     found = passage_tokens(lm, lm.detokenize(prompt[-QUERY_TOKENS:])) if way.name == PASSAGES else []
     with lm.generate([*found, *prompt], temperature=0, max_tokens=TOKENS, drafts=0, **way.options) as stream:
         next(stream)
         first_s, count = time.perf_counter(), 1 + sum(1 for _ in stream)
     end_s = time.perf_counter()
-    return Turn(first_s - begin_s, end_s - first_s, count, meter.joules(before, meter.read()))
+    gpu_after = gpu_joules(device)
+    of_gpu = None if gpu_before is None or gpu_after is None else gpu_after - gpu_before
+    return Turn(first_s - begin_s, end_s - first_s, count, meter.joules(before, meter.read()), of_gpu)
 
 
 def figures_of(turns: Sequence[Turn], alone: Sequence[Turn]) -> dict[str, float]:
@@ -143,6 +147,7 @@ def figures_of(turns: Sequence[Turn], alone: Sequence[Turn]) -> dict[str, float]
         "first_token_ms": [1000 * turn.first_s for turn in turns],
         "time_over_alone": [turn.s_per_token / other.s_per_token for turn, other in zip(turns, alone, strict=True)],
         "joules_per_token": [turn.joules / turn.tokens for turn in turns if turn.joules is not None],
+        "gpu_joules_per_token": [turn.gpu_joules / turn.tokens for turn in turns if turn.gpu_joules is not None],
     }
     named = dict[str, float]()
     for name, values in figures.items():

@@ -12,6 +12,11 @@ import torch
 from memlm.model.cpu import has_fast_bfloat16
 from memlm.model.linear import Linear
 
+try:
+    import pynvml
+except ImportError:  # it is of use beside an NVIDIA GPU alone
+    pynvml = None
+
 
 def multiplied_dtypes() -> dict[str, torch.dtype]:
     """The dtypes that this processor multiplies in hardware. Emulated ones are too slow to be used."""
@@ -62,6 +67,20 @@ class EnergyMeter:
         for first, last, most in zip(before, after, self._ranges, strict=True):
             used += last - first if last >= first else last - first + (most or 0)
         return used / 1e6
+
+
+def gpu_joules(device: torch.device) -> float | None:
+    """Joules that an NVIDIA GPU has used since its driver was loaded. None for another device, without `pynvml` (the
+    package nvidia-ml-py), and for a card that does not count them.
+    """
+    if device.type != "cuda" or pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000
+    except pynvml.NVMLError:
+        return None
 
 
 def _is_package(zone: Path) -> bool:

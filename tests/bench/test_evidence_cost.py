@@ -9,13 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from texts import make_text
 from typer.testing import CliRunner
 
-from memlm.bench import evidence_cost, evidence_passages
+from memlm.bench import evidence_cost, evidence_passages, machine
 from memlm.bench.evidence_cost import DERIVED, FOR_KEYS, PASSAGES, Turn, disk_bytes, figures_of
 from memlm.bench.evidence_domains import ADAPTIVE, ALONE, BOTH, CACHE, ONE_LAM, WAYS
-from memlm.bench.machine import EnergyMeter, resident_bytes
+from memlm.bench.machine import EnergyMeter, gpu_joules, resident_bytes
 from memlm.cli.app import app
 from memlm.index.store.datastore import Datastore
 from memlm.language_model import LanguageModel
@@ -68,7 +69,31 @@ def test_figures_are_medians_and_ratios_are_those_of_the_same_prompt():
     assert figures["time_over_alone"] == pytest.approx(2.0)
     assert [figures[f"time_over_alone_{end}"] for end in ("least", "most")] == pytest.approx([1.0, 3.0])
     assert figures["joules_per_token"] == pytest.approx(0.6)
-    assert "joules_per_token" not in figures_of(alone, alone)
+    assert not {"joules_per_token", "gpu_joules_per_token"} & figures_of(alone, alone).keys()
+
+
+def test_energy_of_a_gpu_is_a_figure_of_its_own():
+    turns = [Turn(0.2, 1.8, 10, None, 4.0), Turn(0.5, 1.5, 5, None, 5.0), Turn(0.3, 2.7, 10, None, 6.0)]
+    figures = figures_of(turns, turns)
+    assert figures["gpu_joules_per_token"] == pytest.approx(0.6)
+    assert "joules_per_token" not in figures
+    assert gpu_joules(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(
+    machine.pynvml is None or not torch.cuda.is_available(), reason="needs an NVIDIA GPU and nvidia-ml-py"
+)
+def test_a_gpu_that_computes_uses_energy():
+    device, numbers = torch.device("cuda"), torch.randn(4096, 4096, device="cuda")
+    before = gpu_joules(device)
+    if before is None:
+        pytest.skip("this card does not count its energy")
+    for _ in range(300):
+        numbers = torch.tanh(numbers @ numbers)
+    torch.cuda.synchronize()
+    after = gpu_joules(device)
+    assert after is not None
+    assert after > before + 1
 
 
 def test_bytes_are_those_of_the_files_that_a_way_reads(tmp_path):
