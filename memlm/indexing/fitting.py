@@ -28,6 +28,8 @@ SMALL_LOSS = 0.005  # nats per token that new text may lose over the model alone
 PRICE = 0.03  # nats per token that new text may lose over the fixed λ, for right prompts and safety on foreign text
 FOLDS = 4
 LEAST_START = 0.1  # of a fit with stored text: from a smaller λ the search may end where no gradient is left
+NEAR = 0.5  # of the temperature: a neighbor so near stands behind the same context, but for rounding
+NEAR_LOSS = 0.001  # nats per token that new text may lose by sharper weights there
 NEAR_SHARE = 0.9  # of new text is nearer to the store than the farthest neighbor that counts
 
 
@@ -81,14 +83,15 @@ class Trial:
     windows_Q: Int64[np.ndarray, " Q"]
 
     @classmethod
-    def of(cls, evidence: Evidence, k: int, temperature: float) -> Trial:
-        """Weighs the first k neighbors."""
+    def of(cls, evidence: Evidence, k: int, temperature: float, adaptive: AdaptiveLam | None = None) -> Trial:
+        """Weighs the first k neighbors, as an adaptive λ sharpens their weights if there is one."""
         found = evidence.found.first(k)
-        logweights_QK = neighbor_logweights(found.distances_QK, temperature)
+        temperatures = temperature if adaptive is None else adaptive.temperatures(found.distances_QK, temperature)
+        logweights_QK = neighbor_logweights(found.distances_QK, temperatures)
         return cls(
             features_of(found, logweights_QK, temperature, evidence.max_logprobs_Q),
             np.exp(evidence.lm_logprobs_Q.astype(np.float64)),
-            dict(knn_probabilities(evidence, temperature))[k],
+            dict(knn_probabilities(evidence, temperatures))[k],
             evidence.windows_Q,
         )
 
@@ -134,6 +137,15 @@ def fit_lam(new: Trial, own: Trial | None, lam: float) -> LamFit:
         if kept := nats_of(mixed_Q) <= nats_of(new.lm_Q) + SMALL_LOSS and loss <= PRICE + error:
             break
     return LamFit(_fit(new, own, lam, share), mixed_Q, kept)
+
+
+def sharpened(adaptive: AdaptiveLam, evidence: Evidence, k: int, temperature: float) -> AdaptiveLam:
+    """An adaptive λ that sharpens the weights where the nearest neighbor stands behind the same context, as that of a
+    taught fact does, if new text loses next to nothing by it. Else the given one.
+    """
+    near = replace(adaptive, near=NEAR * temperature)
+    nats, nats_near = (nats_of(Trial.of(evidence, k, temperature, each).mixed(each)) for each in (adaptive, near))
+    return near if nats_near <= nats + NEAR_LOSS else adaptive
 
 
 def find_threshold(new: Trial, adaptive: AdaptiveLam, keep: float) -> tuple[float, float, float]:
@@ -205,11 +217,13 @@ def _best_mixtures(evidence: Evidence, temperature: float) -> Sequence[tuple[int
     return results
 
 
-def knn_probabilities(evidence: Evidence, temperature: float) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
+def knn_probabilities(
+    evidence: Evidence, temperature: float | Float64[np.ndarray, "Q 1"]
+) -> list[tuple[int, Float[np.ndarray, " Q"]]]:
     """Returns p_kNN of every target for each k, from cumulative sums over the neighbors."""
     nearest_Q1 = evidence.found.distances_QK[:, :1]
     with np.errstate(invalid="ignore"):
-        weights_QK = np.exp((nearest_Q1 - evidence.found.distances_QK) / np.float32(temperature))
+        weights_QK = np.exp((nearest_Q1 - evidence.found.distances_QK) / np.asarray(temperature, np.float32))
     weights_QK = np.where(np.isfinite(evidence.found.distances_QK), weights_QK, 0.0).astype(np.float64)
     total_QK = weights_QK.cumsum(axis=1)
     agreeing_QK = np.where(evidence.agrees_QK, weights_QK, 0.0).cumsum(axis=1)

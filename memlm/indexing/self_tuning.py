@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.manifest import KnnDefaults
 from memlm.index.store.snapshot import Snapshot
-from memlm.indexing.fitting import Trial, fit_lam, gain_of, grid_search
+from memlm.indexing.fitting import Trial, fit_lam, gain_of, grid_search, sharpened
 from memlm.indexing.passages import Passages
 from memlm.indexing.quality import neighbors_elsewhere
 from memlm.retrieval.store import ModelStore
@@ -56,9 +56,10 @@ def tune_on_itself(store: ModelStore, new: Passages, own: Passages) -> SelfTunin
     k, temperature, lam = grid_search(new_text, _scale(found) or before.temperature, own_text)
     new_trial, own_trial = (Trial.of(each, k, temperature) for each in (new_text, own_text))
     fitted = fit_lam(new_trial, own_trial, lam)
-    adaptive, keeps = fitted.adaptive, fitted.kept
+    adaptive, keeps = sharpened(fitted.adaptive, new_text, k, temperature), fitted.kept
     mixed_Q = fitted.mixed_Q if keeps else new_trial.mixed(lam)
     gain, gain_error = gain_of(mixed_Q, new_trial.lm_Q, new_trial.windows_Q)
+    own_trial = Trial.of(own_text, k, temperature, adaptive if keeps else None)
     own_gain, _ = gain_of(own_trial.mixed(adaptive if keeps else lam), own_trial.lm_Q, own_trial.windows_Q)
     result = SelfTuning(k, lam, temperature, keeps, len(new.ids_Q), gain, gain_error, own_gain)
     store.datastore.save_defaults(

@@ -24,7 +24,16 @@ from memlm.errors import InvalidInput, check_range
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
-from memlm.indexing.fitting import Evidence, Trial, find_threshold, fit_lam, gain_of, grid_search, nats_of
+from memlm.indexing.fitting import (
+    Evidence,
+    Trial,
+    find_threshold,
+    fit_lam,
+    gain_of,
+    grid_search,
+    nats_of,
+    sharpened,
+)
 from memlm.indexing.option_trials import EncodedText, try_lists, try_pointers
 from memlm.indexing.passages import sample_prompts
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
@@ -165,9 +174,9 @@ def _fit_adaptive(
     threshold, share, loss = find_skip_threshold(
         lm_Q, adapted_Q if kept else fixed_Q, evidence.max_logprobs_Q, skip_loss or SHOWN_LOSS
     )
-    adaptive, found = fitted.adaptive, (0.0, 0.0, 1.0)
+    adaptive, found = sharpened(fitted.adaptive, evidence, k, temperature), (0.0, 0.0, 1.0)
     if kept and keep_gain is not None:
-        found = find_threshold(new, adaptive, keep_gain)
+        found = find_threshold(Trial.of(evidence, k, temperature, adaptive), adaptive, keep_gain)
         adaptive = replace(adaptive, threshold=found[0])
     report = TuneReport(
         k=k,

@@ -22,12 +22,16 @@ from memlm.index.neighbors import Neighbors
 FEATURES = ("log_distance", "spread", "agreement", "entropy", "confidence")
 RIDGE = 1e-3
 LEAST, MOST = 1e-4, 0.999
+SHARPER = 0.1  # of the temperature, where the datastore has the same context
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveLam:
     """Weights over standardized features: λ = sigmoid(bias + weights . (features - means) / scales). It is least where
     the nearest neighbor has a log_distance above `reach`, and 0 where it would be below `threshold`: the model alone.
+
+    A nearest neighbor at a distance below `near` stands behind the same context. There the temperature is a tenth, so
+    that neighbors behind other contexts do not outvote it.
     """
 
     bias: float
@@ -36,12 +40,22 @@ class AdaptiveLam:
     scales: tuple[float, ...]
     reach: float | None = None
     threshold: float = 0.0
+    near: float = 0.0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> AdaptiveLam:
         """Takes the fields as a store's manifest holds them."""
         weights, means, scales = (tuple(fields[name]) for name in ("weights", "means", "scales"))
-        return cls(fields["bias"], weights, means, scales, fields.get("reach"), fields.get("threshold", 0.0))
+        later = {name: fields[name] for name in ("reach", "threshold", "near") if name in fields}
+        return cls(fields["bias"], weights, means, scales, **later)
+
+    def temperatures(
+        self, distances_QK: Float32[np.ndarray, "Q K"], temperature: float
+    ) -> float | Float64[np.ndarray, "Q 1"]:
+        """The temperature of the weights at each position."""
+        if not self.near:
+            return temperature
+        return np.where(distances_QK[:, :1] < self.near, SHARPER * temperature, temperature)
 
     def lams(self, features_QF: Float[np.ndarray, "Q F"]) -> Float32[np.ndarray, " Q"]:
         """Returns λ at each position."""

@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Float64, Int64
 from torch import Tensor
 
 
-def neighbor_logweights(distances_QK: Float32[np.ndarray, "Q K"], temperature: float) -> Float32[np.ndarray, "Q K"]:
+def neighbor_logweights(
+    distances_QK: Float32[np.ndarray, "Q K"], temperature: float | Float64[np.ndarray, "Q 1"]
+) -> Float32[np.ndarray, "Q K"]:
     """Log softmax of -distance/temperature over the neighbors, -inf at missing places (distance +inf)."""
     found_Q1 = np.isfinite(distances_QK[:, :1])
     excess_QK = distances_QK.astype(np.float64) - np.where(found_Q1, distances_QK[:, :1], 0.0)  # nearest stands first
     with np.errstate(over="ignore"):  # -inf: at this temperature the nearest have all of the mass
-        excess_QK /= -temperature
+        excess_QK /= -np.asarray(temperature)
         total_Q1 = np.exp(excess_QK).sum(axis=1, keepdims=True)
         return (excess_QK - np.log(np.where(found_Q1, total_Q1, 1.0))).astype(np.float32)
 

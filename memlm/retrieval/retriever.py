@@ -334,7 +334,10 @@ class Retriever:
                 if searched.shares_Q is not None:
                     shares_Q = np.ones(len(keys_QD))
                     shares_Q[rows_R] = searched.shares_Q
-        logweights_QK = neighbor_logweights(neighbors.distances_QK, self.temperature)
+        temperatures: float | Float64[np.ndarray, "Q 1"] = self.temperature
+        if self.adaptive is not None:
+            temperatures = self.adaptive.temperatures(neighbors.distances_QK, self.temperature)
+        logweights_QK = neighbor_logweights(neighbors.distances_QK, temperatures)
         lams_Q = self.lams_of(neighbors, logweights_QK, max_logprobs_Q)
         stores_QK = np.zeros_like(neighbors.ids_QK)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)

@@ -7,13 +7,17 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from memlm.api.params import RetrievalParams
 from memlm.index.neighbors import Neighbors
-from memlm.indexing.fitting import PRICE, Evidence, Trial, find_threshold, fit_lam, gain_of, nats_of
+from memlm.index.store.datastore import Datastore
+from memlm.indexing.fitting import PRICE, Evidence, Trial, find_threshold, fit_lam, gain_of, nats_of, sharpened
 from memlm.indexing.tune import _fit_adaptive
 from memlm.language_model import load
 from memlm.retrieval.adaptive import LEAST, AdaptiveLam, features_of, fit
 from memlm.retrieval.interpolation import neighbor_logweights
+from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.skipping import find_skip_threshold
+from memlm.retrieval.store import ModelStore
 
 LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
 
@@ -79,6 +83,61 @@ def test_a_lam_below_the_threshold_is_0_and_old_stores_have_no_threshold():
     assert AdaptiveLam.of({**fields, "threshold": 0.5}).lams(features_QF) == pytest.approx([0, *lams[1:]])
     # The threshold is kept as a number of 64 bits, and each λ equals it or not as one of 32.
     assert AdaptiveLam.of({**fields, "threshold": float(lams[2])}).lams(features_QF) == pytest.approx([0, 0, lams[2]])
+
+
+def test_the_temperature_is_a_tenth_where_the_nearest_neighbor_is_near_and_old_stores_have_one_temperature():
+    distances_QK = np.array([[0.4, 0.5, 3.0], [0.5, 0.6, 3.0], [np.inf, np.inf, np.inf]], np.float32)
+    near = AdaptiveLam.of({**asdict(LAM), "near": 0.5})
+    logweights_QK = neighbor_logweights(distances_QK, near.temperatures(distances_QK, 2.0))
+    for row, temperature in ((0, 0.2), (1, 2.0)):
+        weights = [math.exp(-distance / temperature) for distance in distances_QK[row].tolist()]
+        assert np.exp(logweights_QK[row]) == pytest.approx([weight / sum(weights) for weight in weights], rel=1e-5)
+    assert (logweights_QK[2] == -np.inf).all()
+    old = asdict(LAM)
+    del old["near"], old["threshold"], old["reach"]
+    assert AdaptiveLam.of(old).temperatures(np.full((1, 2), -1e-6, np.float32), 2.0) == 2.0
+
+
+@pytest.mark.parametrize(("right", "is_kept"), [(0, True), (1, False)])
+def test_weights_are_sharpened_unless_new_text_loses_by_it(right, is_kept):
+    """Half of the positions have a neighbor at a distance of 0, and one a little farther. One of them is right."""
+    count, values_QK = 400, np.tile([5, 6], (400, 1))
+    distances_QK = np.where(np.arange(count)[:, None] % 2, [0.0, 0.3], [4.0, 5.0]).astype(np.float32)
+    found = Neighbors(distances_QK, np.tile([7, 8], (count, 1)), values_QK)
+    agrees_QK = np.zeros((count, 2), bool)
+    agrees_QK[:, right] = True
+    lm_Q = np.full(count, np.log(0.1), np.float32)
+    evidence = Evidence(lm_Q, lm_Q, np.arange(count) // 20, found, agrees_QK)
+    flat = AdaptiveLam(0.0, (0.0,) * 5, (0.0,) * 5, (1.0,) * 5)
+    kept = sharpened(flat, evidence, 2, 1.0)
+    assert kept == replace(flat, near=0.5 if is_kept else 0.0)
+    sharp, plain = (Trial.of(evidence, 2, 1.0, replace(flat, near=near)) for near in (0.5, 0.0))
+    assert sharp.knn_Q[1] == pytest.approx(1 / (1 + math.exp(-3.0)) if right == 0 else 1 / (1 + math.exp(3.0)))
+    assert plain.knn_Q[1] == pytest.approx(1 / (1 + math.exp(-0.3)) if right == 0 else 1 / (1 + math.exp(0.3)))
+    assert sharp.knn_Q[0] == plain.knn_Q[0]
+    # λ adapts to the sharper weights as the retriever's does.
+    assert sharp.features_QF[1, 2] == pytest.approx(1 / (1 + math.exp(-3.0)))
+
+
+def test_a_search_has_the_sharper_weights_and_a_request_with_a_setting_has_not(store_folder, checkpoint, tmp_path):
+    shutil.copytree(store_folder, tmp_path / "store")
+    with Datastore.open(tmp_path / "store") as datastore:
+        adaptive = asdict(replace(LAM, near=0.1))
+        datastore.save_defaults(replace(datastore.snapshot.defaults, k=16, temperature=3.0, adaptive=adaptive))
+        store = ModelStore(datastore, checkpoint)
+        stored_QD = datastore.snapshot.keys(np.array([5, 40]))
+        keys_QD = np.concatenate([stored_QD, stored_QD + 1.0])
+        peaks_Q = np.full(4, -0.5, np.float32)
+        found = Retriever.of([store], RetrievalParams()).search(keys_QD, peaks_Q)
+        distances_QK = found.neighbors.distances_QK
+        assert (distances_QK[:2, 0] < 0.1).all()
+        assert (distances_QK[2:, 0] > 0.1).all()
+        for rows, temperature in ((slice(0, 2), 0.3), (slice(2, 4), 3.0)):
+            assert found.logweights_QK[rows] == pytest.approx(neighbor_logweights(distances_QK[rows], temperature))
+        features_QF = features_of(found.neighbors, found.logweights_QK, 3.0, peaks_Q)
+        assert found.lams_Q == pytest.approx(LAM.lams(features_QF))
+        asked = Retriever.of([store], RetrievalParams(k=16)).search(keys_QD, peaks_Q)
+        assert asked.logweights_QK == pytest.approx(neighbor_logweights(distances_QK, 3.0))
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.9, 1.0])
