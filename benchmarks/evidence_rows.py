@@ -27,7 +27,7 @@ def line(*cells: str) -> str:
 
 def with_error(row: dict[str, Any], name: str, digits: int = 3) -> str:
     """A figure and its standard error, which a dash stands for where there is one document or question."""
-    return f"{row[name]:.{digits}f} ± {error_of(row, name, digits)}"
+    return f"{row[name]:z.{digits}f} ± {error_of(row, name, digits)}"
 
 
 def error_of(row: dict[str, Any], name: str, digits: int, scale: float = 1) -> str:

@@ -21,7 +21,17 @@ ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "docs" / "reports"
 PAGES = (REPORTS / "evidence.md", ROOT / "README.md")
 WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "context_cache": "context cache", "both": "both"}
-MODELS = {"SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M", "stories260k": "stories260k"}
+MODELS = {
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M",
+    "stories260k": "stories260k",
+    "trained-32m": "trained here",
+}
+GROUPS = (
+    "inside",  # of documents
+    "trained",  # a model that was trained here, with datastores of documents that it has not seen
+    "learned",  # the same model, with datastores of documents that it learned from
+    "million",  # datastores of a million entries and more
+)
 LEARNED = {
     "quarter": "of a quarter of the text",
     "equal_tokens": "of all, equal tokens",
@@ -60,20 +70,46 @@ TRACES = {
 
 def main() -> None:
     """Writes the tables and draws the plots, or checks the tables."""
-    reports = {name: report for name, report in load().items() if name.startswith("evidence")}
-    rows = [row for report in reports.values() for row in rows_of(report)]
+    groups = groups_of({name: report for name, report in load().items() if name.startswith("evidence")})
     for page in PAGES:
-        text = filled(page.read_text(encoding="utf-8"), list(reports.values()), rows)
+        text = filled(page.read_text(encoding="utf-8"), groups)
         if "--check" not in sys.argv[1:]:
             page.write_text(text, encoding="utf-8")
         elif page.read_text(encoding="utf-8") != text:
             sys.exit(f"{page.relative_to(ROOT)} is stale: run `python benchmarks/plot_evidence.py`")
     if "--check" not in sys.argv[1:]:
-        draw(rows)
+        draw([row for report in groups[""] for row in rows_of(report)])
 
 
-def filled(page: str, reports: Rows, rows: Rows) -> str:
-    """The page with each table, which stands between `<!-- table: NAME -->` and `<!-- end -->`, made anew."""
+def groups_of(reports: dict[str, dict[str, Any]]) -> dict[str, Rows]:
+    """The reports by the word behind `evidence-` in their names, if it is one of GROUPS. Their rows may differ from
+    those of others in nothing that the rows tell, so they have tables of their own.
+    """
+    groups: dict[str, Rows] = {"": [], **{group: [] for group in GROUPS}}
+    for name, report in reports.items():
+        word = name.split("-")[1]
+        groups[word if word in GROUPS else ""].append(report)
+    return groups
+
+
+def filled(page: str, groups: dict[str, Rows]) -> str:
+    """The page with each table made anew. It stands between `<!-- table: NAME -->` and `<!-- end -->`, where NAME is
+    that of a table, or GROUP/TABLE.
+    """
+    tables = {
+        f"{group}/{name}".removeprefix("/"): table for group in groups for name, table in tables_of(groups[group])
+    }
+
+    def made(found: re.Match[str]) -> str:
+        lines = "\n".join(tables[found[1]]())
+        return f"<!-- table: {found[1]} -->\n\n{lines}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
+
+
+def tables_of(reports: Rows) -> Iterator[tuple[str, Callable[[], Iterator[str]]]]:
+    """The tables of some reports by their names."""
+    rows = [row for report in reports for row in rows_of(report)]
     tables: dict[str, Callable[[], Iterator[str]]] = {
         "summary": lambda: table_of_the_summary(rows),
         "texts": lambda: table_of_texts(reports, rows),
@@ -96,12 +132,7 @@ def filled(page: str, reports: Rows, rows: Rows) -> str:
     }
     for name in ("gain-by-domain", "passages", "equal-time", "questions"):
         tables[f"{name}-differences"] = partial(table_of_differences, of(rows, f"{name}-differences"))
-
-    def made(found: re.Match[str]) -> str:
-        lines = "\n".join(tables[found[1]]())
-        return f"<!-- table: {found[1]} -->\n\n{lines}\n\n<!-- end -->"
-
-    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", made, page, flags=re.DOTALL)
+    yield from tables.items()
 
 
 def table_of_texts(reports: Rows, rows: Rows) -> Iterator[str]:

@@ -24,11 +24,12 @@ def test_the_tables_of_the_evidence_are_fresh() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readme_has_the_gain_of_each_domain() -> None:
+def test_the_readme_has_the_gain_of_each_domain(plot: ModuleType) -> None:
     text = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     gains = [
         result
         for file in FOLDER.glob("evidence-*.json")
+        if file.stem.split("-")[1] not in plot.GROUPS
         for result in json.loads(file.read_text(encoding="utf-8"))["results"]
         if result["metric"].startswith("nats_less[table=gain-by-domain") and "way=adaptive_lam" in result["metric"]
     ]
@@ -58,6 +59,22 @@ def plot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import plot_evidence
 
     return plot_evidence
+
+
+def test_reports_of_a_group_have_tables_of_their_own(plot: ModuleType) -> None:
+    def report(gain: float) -> dict[str, object]:
+        metric = "less[table=gain-by-domain-differences,text=books,way=one_lam against alone,documents=2]"
+        return {"results": [{"metric": metric, "value": gain, "low": gain, "high": gain + 0.01}]}
+
+    groups = plot.groups_of({"evidence-books": report(0.1), "evidence-inside-books": report(0.2)})
+    assert [len(groups[name]) for name in ("", *plot.GROUPS)] == [1, 1, 0, 0, 0]
+    name = "gain-by-domain-differences"
+    page = "".join(f"<!-- table: {each} -->\n<!-- end -->\n" for each in (name, f"inside/{name}", f"trained/{name}"))
+    whole, inside, trained = plot.filled(page, groups).split("<!-- end -->")[:3]
+    assert "+0.100 ± 0.010" in whole
+    assert "+0.200" not in whole
+    assert "+0.200 ± 0.010" in inside
+    assert "±" not in trained
 
 
 def test_one_document_has_no_standard_error(plot: ModuleType) -> None:
