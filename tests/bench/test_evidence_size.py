@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from texts import make_text
 
@@ -72,6 +73,19 @@ def test_a_size_beyond_the_text_makes_no_second_datastore(given, checkpoint, tok
     with Datastore.open(prepared.store) as datastore:
         assert 150 < datastore.snapshot.num_entries < 10_000
     assert smaller_stores(checkpoint, prepared, lambda *_: None) == [tmp_path / "work" / "store-150"]
+
+
+def test_insides_of_documents_are_the_same_text_in_all_sizes(given, checkpoint, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence_size, "MARKS", (150,))
+    sizes = replace(SIZES, document_start=10)
+    prepared = prepare(checkpoint, domain_of(given, tokenizer, sizes, seed=0), tmp_path / "work", sizes)
+    (smaller,) = smaller_stores(checkpoint, prepared, lambda *_: None)
+    with Datastore.open(prepared.store) as large, Datastore.open(smaller) as small:
+        (span,) = small.snapshot.sample_documents(1, 0)
+        name = small.snapshot.locate(np.array([span.first_id]))[0].document_id
+        tokens = small.snapshot.tokens(name).tolist()
+        # The last token of a part may be another one, where the text of the part is tokenized by itself.
+        assert tokens[:-1] == large.snapshot.tokens(name).tolist()[: len(tokens) - 1]
 
 
 def test_a_ratio_is_of_one_turn():

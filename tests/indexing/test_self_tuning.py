@@ -9,6 +9,8 @@ import torch
 from reference import decode_plainly
 from texts import make_text
 
+from memlm.api.datastores import NewDocument
+from memlm.bench.evidence_generation import facts_of
 from memlm.cli.render_index import print_build
 from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate
@@ -175,6 +177,19 @@ def test_a_store_of_three_notes_continues_them_and_leaves_other_text_alone(tmp_p
         alone = evaluate(lm, foreign).total.figures
     assert right >= 0.7 * places
     assert with_store.token_perplexity <= 1.02 * alone.token_perplexity  # 1.017 when it was written
+
+
+@pytest.mark.real_model
+@needs_smollm2
+def test_facts_in_equal_sentences_are_each_remembered(tmp_path):
+    """28 of these 30 were right at one temperature, where others outvoted the one that was asked for."""
+    notes = [Document(name, (DOCS / name).read_text()[200:1300]) for name in ("service.md", "model.md", "security.md")]
+    build_index("smollm2", notes, tmp_path / "s", check="full")
+    facts = facts_of(30)
+    with load("smollm2", [tmp_path / "s"]) as lm:
+        lm.remember([NewDocument(fact.id, fact.text) for fact in facts])
+        answers = lm.generate_batch([fact.question for fact in facts], temperature=0.0, max_tokens=12)
+    assert [fact.id for fact, answer in zip(facts, answers, strict=True) if fact.answer not in answer.text] == []
 
 
 def test_a_report_says_why_a_store_was_not_tuned_and_what_tunes_it(checkpoint, tmp_path, capsys):

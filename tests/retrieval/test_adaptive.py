@@ -10,7 +10,7 @@ import pytest
 from memlm.api.params import RetrievalParams
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
-from memlm.indexing.fitting import PRICE, Evidence, Trial, find_threshold, fit_lam, gain_of, nats_of, sharpened
+from memlm.indexing.fitting import NEAR, PRICE, Evidence, Trial, find_threshold, fit_lam, gain_of, nats_of, sharpened
 from memlm.indexing.tune import _fit_adaptive
 from memlm.language_model import load
 from memlm.retrieval.adaptive import LEAST, AdaptiveLam, features_of, fit
@@ -335,7 +335,9 @@ def test_tuning_leaves_positions_to_the_model_alone_where_it_is_asked_to(
     assert 0 < report.threshold < 1
     assert report.gain_left >= 0.9
     with Datastore.open(tmp_path / "s") as store:
-        assert store.snapshot.defaults.adaptive["threshold"] == report.threshold
+        adaptive = store.snapshot.defaults.adaptive
+    assert adaptive["threshold"] == report.threshold
+    assert adaptive["near"] == NEAR * report.temperature
     with load(model_folder, [tmp_path / "s"]) as lm:
         scores = lm.score(next(iter(texts)).text, token_scores=True).token_scores
     left_alone = [score for score in scores if score.logprob == score.lm_logprob]
