@@ -55,6 +55,7 @@ TIMES = {
     "passages in the time of at_once": "passages, in the time of tokens together",
     "passages in the time of one_by_one": "passages, in the time of one after the other",
 }
+ENERGY = {"joules_per_token": "J a token", "gpu_joules_per_token": "J of the GPU a token"}
 TRACES = {
     "id": "ids",
     "title": "titles",
@@ -330,18 +331,23 @@ def table_of_training(rows: Rows) -> Iterator[str]:
 
 def table_of_cost(rows: Rows) -> Iterator[str]:
     """A line for each domain and way: medians, and the least and the most of a ratio."""
-    tells_energy = any("joules_per_token" in row for row in rows)
-    energy = ("J a token",) if tells_energy else ()
+    energy = {name: shown for name, shown in ENERGY.items() if any(name in row for row in rows)}
     yield from header(
-        "text", "way", "tokens/s", "ms to the first token", "time over alone", "MB on the disk", "MB of RAM", *energy
+        "text",
+        "way",
+        "tokens/s",
+        "ms to the first token",
+        "time over alone",
+        "MB on the disk",
+        "MB of RAM",
+        *energy.values(),
     )
     for row in rows:
         low, high = (f"{row[f'time_over_alone_{end}']:.2f}" for end in ("low", "high"))
         cells = [f"{row['tokens_per_s']:.1f}", f"{row['first_token_ms']:.0f}"]
         cells.append(f"{row['time_over_alone']:.2f} ({low} to {high})")
         cells += [f"{row[name] / 1e6:.1f}" if name in row else "-" for name in ("disk_bytes", "ram_bytes")]
-        if tells_energy:
-            cells.append(f"{row['joules_per_token']:.2f}" if "joules_per_token" in row else "-")
+        cells += [f"{row[name]:.2f}" if name in row else "-" for name in energy]
         yield line(TEXTS[row["text"]], WAYS.get(row["way"], row["way"]), *cells)
 
 
