@@ -305,7 +305,16 @@ def table_of_traces(rows: Rows) -> Iterator[str]:
 def table_of_sizes(reports: Rows) -> Iterator[str]:
     """A line for each model, domain and size."""
     yield from header(
-        "model", "text", "entries", "index", "alone", "one λ", "adaptive λ", "time a token over alone", "bytes an entry"
+        "model",
+        "text",
+        "entries",
+        "index",
+        "lists searched",
+        "alone",
+        "one λ",
+        "adaptive λ",
+        "time a token over alone",
+        "bytes an entry",
     )
     for report in reports:
         rows = sorted(of(rows_of(report), "by-size"), key=lambda row: int(row["entries"]))
@@ -314,7 +323,8 @@ def table_of_sizes(reports: Rows) -> Iterator[str]:
             low, high = one["over_alone_low"], one["over_alone"] + one["over_alone_error"]
             ratio = f"{one['over_alone']:.2f} ({low:.2f} to {high:.2f})"
             words = MODELS[report["settings"]["model"]], TEXTS[one["text"]], f"{int(one['entries']):,}", one["index"]
-            yield line(*words, *cells, ratio, f"{one['bytes_per_entry']:,.0f}")
+            lists = "-" if one["index"] == "Flat" else f"{one['nprobe']:.0f}"
+            yield line(*words, lists, *cells, ratio, f"{one['bytes_per_entry']:,.0f}")
 
 
 def table_of_training(rows: Rows) -> Iterator[str]:

@@ -131,6 +131,15 @@ def test_shares_of_tokens_that_lose_are_shown_where_a_result_has_them(plot: Modu
     assert next(line for line in plot.table_of_tokens([whole]) if "all" in line).endswith("| 0.100 ± 0.020 | - |")
 
 
+def test_energy_is_shown_where_a_result_has_it(plot: ModuleType) -> None:
+    row: dict[str, object] = {"text": "wikitext", "way": "alone", "tokens_per_s": 9.0, "first_token_ms": 8.0}
+    row |= {"time_over_alone": 1.0, "time_over_alone_low": 1.0, "time_over_alone_high": 1.0}
+    assert "J" not in next(plot.table_of_cost([row]))
+    names, _, *lines = plot.table_of_cost([row, {**row, "gpu_joules_per_token": 0.5}])
+    assert names.endswith("| J of the GPU a token |")
+    assert [line.split("|")[-2].strip() for line in lines] == ["-", "0.50"]
+
+
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.stem)
 def test_a_report_names_its_machine_and_its_origin(file: Path) -> None:
     report = json.loads(file.read_text(encoding="utf-8"))

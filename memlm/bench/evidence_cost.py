@@ -129,15 +129,14 @@ def _resident_after(way: Way, prompt: Sequence[int], meter: EnergyMeter) -> int 
 def _turn(way: Way, prompt: Sequence[int], meter: EnergyMeter) -> Turn:
     """One answer. The time of finding passages counts as time before the first token."""
     lm, device = way.lm, way.lm.checkpoint.decoder.device
-    before, gpu_before, begin_s = meter.read(), gpu_joules(device), time.perf_counter()
+    gpu_before, before, begin_s = gpu_joules(device), meter.read(), time.perf_counter()
     found = passage_tokens(lm, lm.detokenize(prompt[-QUERY_TOKENS:])) if way.name == PASSAGES else []
     with lm.generate([*found, *prompt], temperature=0, max_tokens=TOKENS, drafts=0, **way.options) as stream:
         next(stream)
         first_s, count = time.perf_counter(), 1 + sum(1 for _ in stream)
-    end_s = time.perf_counter()
-    gpu_after = gpu_joules(device)
+    end_s, joules, gpu_after = time.perf_counter(), meter.joules(before, meter.read()), gpu_joules(device)
     of_gpu = None if gpu_before is None or gpu_after is None else gpu_after - gpu_before
-    return Turn(first_s - begin_s, end_s - first_s, count, meter.joules(before, meter.read()), of_gpu)
+    return Turn(first_s - begin_s, end_s - first_s, count, joules, of_gpu)
 
 
 def figures_of(turns: Sequence[Turn], alone: Sequence[Turn]) -> dict[str, float]:

@@ -145,12 +145,13 @@ def read_document(checkpoint: Checkpoint, document: Document, size: WindowSize) 
 
 
 def searched(read: EncodedText, retriever: Retriever, settings: ContextSettings) -> dict[str, RetrievalResult]:
-    """Searches the datastore and the document's own past. One λ and adaptive λ share the neighbors and temperature."""
+    """Searches the datastore and the document's own past. One λ and adaptive λ share the neighbors."""
     adaptive = retriever.search(read.keys_ND, read.max_logprobs_N)
     past = OwnPast(settings, ContextCache(read.keys_ND.shape[1]))
     past.cache.append(read.keys_ND, read.targets_N)
     own = past.search(read.keys_ND, read.max_logprobs_N)
-    one = replace(adaptive, lams_Q=np.full(len(read.targets_N), retriever.lam))
+    logweights_NK, lams_N = replace(retriever, adaptive=None).weigh(adaptive.neighbors, None)
+    one = replace(adaptive, logweights_QK=logweights_NK, lams_Q=lams_N)
     return {ONE_LAM: one, ADAPTIVE: adaptive, CACHE: own, BOTH: with_past(adaptive, own)}
 
 

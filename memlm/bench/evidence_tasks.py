@@ -160,8 +160,8 @@ def _own_text(
         found, logprobs = tuned.search(read.keys_ND, read.max_logprobs_N), {ALONE: read.lm_logprobs_N}
         for way, retriever in ways.items():
             if retriever is not None:
-                lams_N = retriever.lams_of(found.neighbors, found.logweights_QK, read.max_logprobs_N)
-                logprobs[way] = logprobs_of(read, replace(found, lams_Q=lams_N))
+                logweights_NK, lams_N = retriever.weigh(found.neighbors, read.max_logprobs_N)
+                logprobs[way] = logprobs_of(read, replace(found, logweights_QK=logweights_NK, lams_Q=lams_N))
                 lams[way].append(lams_N)
         texts.append(ReadText(document, read, logprobs))
     words = {"text": prepared.domain.name, "task": OWN_TEXT}

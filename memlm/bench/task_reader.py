@@ -69,8 +69,8 @@ class TaskReader(MemlmLM):
                 weighed[way] = None
                 continue
             found = found or retriever.search(keys_ND, max_logprobs_N)
-            lams_N = retriever.lams_of(found.neighbors, found.logweights_QK, max_logprobs_N)
-            weighed[way] = replace(found, lams_Q=lams_N)
+            logweights_NK, lams_N = retriever.weigh(found.neighbors, max_logprobs_N)
+            weighed[way] = replace(found, logweights_QK=logweights_NK, lams_Q=lams_N)
         return weighed
 
     def _logprobs(self, prediction: Prediction) -> Float[Tensor, "N V"]:

@@ -28,7 +28,7 @@ SMALL_LOSS = 0.005  # nats per token that new text may lose over the model alone
 PRICE = 0.03  # nats per token that new text may lose over the fixed λ, for right prompts and safety on foreign text
 FOLDS = 4
 LEAST_START = 0.1  # of a fit with stored text: from a smaller λ the search may end where no gradient is left
-NEAR = 0.5  # of the temperature: a neighbor so near stands behind the same context, but for rounding
+NEAR = 0.5  # of the temperature: a neighbor so near is taken to follow the same context
 NEAR_LOSS = 0.001  # nats per token that new text may lose by sharper weights there
 NEAR_SHARE = 0.9  # of new text is nearer to the store than the farthest neighbor that counts
 
@@ -140,8 +140,8 @@ def fit_lam(new: Trial, own: Trial | None, lam: float) -> LamFit:
 
 
 def sharpened(adaptive: AdaptiveLam, evidence: Evidence, k: int, temperature: float) -> AdaptiveLam:
-    """An adaptive λ that sharpens the weights where the nearest neighbor stands behind the same context, as that of a
-    taught fact does, if new text loses next to nothing by it. Else the given one.
+    """An adaptive λ that sharpens the weights where the nearest neighbor follows the same context, as that of a taught
+    fact does, if new text loses next to nothing by it. Else the given one.
     """
     near = replace(adaptive, near=NEAR * temperature)
     nats, nats_near = (nats_of(Trial.of(evidence, k, temperature, each).mixed(each)) for each in (adaptive, near))

@@ -29,8 +29,8 @@ SPARE = 32  # times k entries are searched for, of which half may be in the wron
 @dataclass(frozen=True, slots=True)
 class SelfTuning:
     """The chosen defaults, and the gain in nats per token over the model alone, with its standard error: on `tokens`
-    positions of the store's documents, each without its own document, with the λ that was kept. `own_gain` is the gain
-    on text that the store holds.
+    positions of the store's documents, each without its own document, with the λ that was kept, before its weights were
+    sharpened (`fitting.sharpened`). `own_gain` is the gain on text that the store holds.
     """
 
     k: int

@@ -334,25 +334,24 @@ class Retriever:
                 if searched.shares_Q is not None:
                     shares_Q = np.ones(len(keys_QD))
                     shares_Q[rows_R] = searched.shares_Q
-        temperatures: float | Float64[np.ndarray, "Q 1"] = self.temperature
-        if self.adaptive is not None:
-            temperatures = self.adaptive.temperatures(neighbors.distances_QK, self.temperature)
-        logweights_QK = neighbor_logweights(neighbors.distances_QK, temperatures)
-        lams_Q = self.lams_of(neighbors, logweights_QK, max_logprobs_Q)
+        logweights_QK, lams_Q = self.weigh(neighbors, max_logprobs_Q)
         stores_QK = np.zeros_like(neighbors.ids_QK)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
 
-    def lams_of(
-        self,
-        neighbors: Neighbors,
-        logweights_QK: Float32[np.ndarray, "Q K"],
-        max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
-    ) -> Float64[np.ndarray, " Q"]:
-        """λ at each of Q positions with these neighbors of one store. It adapts where `max_logprobs_Q` are given."""
-        if self.adaptive is None or max_logprobs_Q is None:
-            return np.full(len(logweights_QK), self.lam)
+    def weigh(
+        self, neighbors: Neighbors, max_logprobs_Q: Float32[np.ndarray, " Q"] | None
+    ) -> tuple[Float32[np.ndarray, "Q K"], Float64[np.ndarray, " Q"]]:
+        """The log-weights of neighbors of one store, and λ, which adapts where `max_logprobs_Q` are given."""
+        if self.adaptive is None:
+            return neighbor_logweights(neighbors.distances_QK, self.temperature), np.full(
+                len(neighbors.ids_QK), self.lam
+            )
+        temperatures = self.adaptive.temperatures(neighbors.distances_QK, self.temperature)
+        logweights_QK = neighbor_logweights(neighbors.distances_QK, temperatures)
+        if max_logprobs_Q is None:
+            return logweights_QK, np.full(len(neighbors.ids_QK), self.lam)
         features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
-        return self.adaptive.lams(features_QF).astype(np.float64)
+        return logweights_QK, self.adaptive.lams(features_QF).astype(np.float64)
 
     def _union(self, num_keys: int, find: _Find) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its

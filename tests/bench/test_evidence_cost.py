@@ -129,6 +129,9 @@ def test_each_way_searches_what_it_names(checkpoint, store_folder, tmp_path, mon
             each.engine.sessions.context_settings = ContextSettings(k=5, temperature=0.5, lam=0.4)
         prompt = lm.tokenize("the memory of a model is silent, and the memory of a page is found")[:24]
         ways, _ = evidence_cost._ways(bare, lm, tmp_path / "store", prompt, EnergyMeter())
+        counter = iter((5.0, 7.5))
+        monkeypatch.setattr(evidence_cost, "gpu_joules", lambda device: next(counter))
+        assert evidence_cost._turn(ways[ALONE], prompt, EnergyMeter()).gpu_joules == 2.5
         searched, lams = {}, {}
         for name, way in ways.items():
             done = way.lm.generate(prompt, temperature=0, max_tokens=8, drafts=0, neighbors=64, **way.options).result()
