@@ -30,8 +30,8 @@ class AdaptiveLam:
     """Weights over standardized features: λ = sigmoid(bias + weights . (features - means) / scales). It is least where
     the nearest neighbor has a log_distance above `reach`, and 0 where it would be below `threshold`: the model alone.
 
-    A nearest neighbor at a distance below `near` is taken to follow the same context. There the temperature is a tenth, so
-    that neighbors behind other contexts do not outvote it.
+    A nearest neighbor at a distance below `near` is taken to follow the same context. There the temperature is a tenth,
+    so that neighbors behind other contexts do not outvote it.
     """
 
     bias: float
