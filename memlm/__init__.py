@@ -14,6 +14,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+_HERE = Path(__file__).parent
+if not (_HERE / "index").is_dir():
+    # A checkout: index/, server/ and proto/memlm/v1/ are parts of this package that lie beside its folder. An
+    # installation has them inside. Without this line, Python in a checkout would find a package that lacks three parts.
+    __path__ += [str(_HERE.parent), str(_HERE.parent / "proto/memlm")]
+
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _MODULE_OF = {
     alias.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from memlm.base.interpreter import same_imports
 from memlm.errors import Unavailable
 
 SERVING = "serving "  # the beginning of the line with the address
@@ -21,11 +23,16 @@ def started_server(model: str | Path, *stores: Path, options: Sequence[str] = ()
     The server's further output goes to standard error. Raises Unavailable, with the output, if the server ends before
     it serves.
     """
-    # -P: a folder called memlm where the command runs is not the package.
-    command = [sys.executable, "-P", "-m", "memlm", "serve", "--model", str(model), *options]
+    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model), *options]
     for store in stores:
         command += ["--store", str(store)]
-    process = subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [*command, "--port", "0"],
+        env={**os.environ, **same_imports()},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     forwarder: threading.Thread | None = None
     try:
         assert process.stderr is not None

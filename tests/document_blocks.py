@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from command_forkserver import CommandForker
-
 BLOCK = re.compile(r"(?:<!-- (not run|prints|file): ([^>]*?) -->\n)?^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PORTS = ("50051", "50052", "8080")
 TIMEOUT_S = 600
@@ -53,10 +51,10 @@ def free_port() -> str:
 
 @dataclass
 class Reader:
-    """Runs blocks in `folder`. Leaving the block ends the server."""
+    """Runs blocks in `folder`, with the commands of `path`. Leaving the block ends the server."""
 
     folder: Path
-    forker: CommandForker
+    path: str  # as in the environment
     ports: dict[str, str] = field(default_factory=lambda: {port: free_port() for port in PORTS})
     server: subprocess.Popen[str] | None = None
     drain: threading.Thread | None = None  # reads what the server prints
@@ -95,7 +93,7 @@ class Reader:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "PATH": self.forker.path, "COLUMNS": "100", "CURL_HOME": str(self.folder)}
+        return {**os.environ, "PATH": self.path, "COLUMNS": "100", "CURL_HOME": str(self.folder)}
 
     def _call(self, command: list[str]) -> str:
         done = subprocess.run(
@@ -138,9 +136,9 @@ class Reader:
         assert code == 0
 
 
-def run_page(page: Path, folder: Path, forker: CommandForker, *, checks_output: bool) -> None:
+def run_page(page: Path, folder: Path, path: str, *, checks_output: bool) -> None:
     """Runs a page from its beginning to its end."""
-    with Reader(folder, forker) as reader:
+    with Reader(folder, path) as reader:
         for block in blocks_of(page):
             printed = reader.run(block)
             for text in block.value.split(" | ") if checks_output and block.note == "prints" else ():

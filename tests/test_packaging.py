@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections import defaultdict
 from functools import cache
@@ -14,8 +15,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from chats import PLAIN, PLAIN_TOKENS, give_template
+from conftest import SHAPE
+from document_blocks import run_page
 
 import memlm
+from memlm.data.tokenizer import Tokenizer
+from memlm.model import Decoder, ModelConfig
+from memlm.model.checkpoint import save_checkpoint
+from memlm.server.local import SERVING
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"memlm": "memlm", "memlm.index": "index", "memlm.server": "server", "memlm.v1": "proto/memlm/v1"}
@@ -242,3 +250,75 @@ def test_an_installed_wheel_gives_a_working_command(wheel, tmp_path):
         [target / "bin" / "memlm", "--version"], env=environment, cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout.strip()) == (0, memlm.__version__)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The folder of the commands of an environment that has the tests' packages, but no memlm."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    (packages,) = (tmp_path / "bare").glob("lib/*/site-packages")
+    # Of a folder that is named in a .pth, Python reads no .pth: memlm of an editable installation is not found.
+    (packages / "others.pth").write_text(sysconfig.get_paths()["purelib"])
+    return tmp_path / "bare/bin"
+
+
+@pytest.fixture
+def clone(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    """The checkout as a clone has it, with a tiny model that is called as that of the README."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "clone" / name)
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 512})
+    save_checkpoint(tmp_path / "clone/smollm2", Decoder(config), tokenizer)
+    give_template(tmp_path / "clone/smollm2", PLAIN, PLAIN_TOKENS)
+    return tmp_path / "clone"
+
+
+@pytest.mark.packaging
+def test_the_commands_of_the_readme_run_inside_a_clone(wheel, bare, clone):
+    """Python puts the current folder before the installed package."""
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        bare / "python",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
+    subprocess.run([*install, wheel], check=True, capture_output=True)
+    run_page(clone / "README.md", clone, f"{bare}:{os.environ['PATH']}", checks_output=False)
+
+
+@pytest.mark.packaging
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_checkout_is_whole_without_an_installation(bare, clone, tmp_path, method, inside):
+    lines = (
+        "import multiprocessing, memlm.v1.generation_pb2",
+        "from memlm.server.processes import file_limit",
+        f"print(multiprocessing.get_context('{method}').Pool(1).apply(file_limit))",
+    )
+    where = {"cwd": clone} if inside else {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(clone)}}
+    done = subprocess.run([bare / "python", "-c", "\n".join(lines)], **where, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().isdigit()
+
+
+@pytest.mark.packaging
+def test_a_checkout_serves_without_an_installation(bare, clone):
+    command = [bare / "python", "-m", "memlm", "serve", "--model", "smollm2", "--port", "0"]
+    with subprocess.Popen(command, cwd=clone, stderr=subprocess.PIPE, text=True) as server:
+        output = ""
+        for line in server.stderr:
+            output += line
+            if line.startswith(SERVING):
+                break
+        server.terminate()
+        server.stderr.read()
+    assert (server.returncode, SERVING in output) == (0, True), output

@@ -92,7 +92,7 @@ def folder_with_model(folder: Path, tokenizer: Tokenizer) -> Path:
 @pytest.mark.packaging
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_pages_run(page, folder_with_model, forker):
-    run_page(page, folder_with_model, forker, checks_output=False)
+    run_page(page, folder_with_model, forker.path, checks_output=False)
 
 
 @pytest.mark.packaging
@@ -102,7 +102,7 @@ def test_the_blocks_of_pages_run(page, folder_with_model, forker):
     "page", [pytest.param(README, id="README"), pytest.param(TUTORIAL, id="tutorial", marks=pytest.mark.slow)]
 )
 def test_pages_print_what_they_promise(page, folder, forker):
-    run_page(page, folder, forker, checks_output=True)
+    run_page(page, folder, forker.path, checks_output=True)
 
 
 @pytest.mark.packaging
@@ -110,18 +110,18 @@ def test_a_block_that_fails_fails_the_page(folder_with_model, forker):
     page = folder_with_model / "page.md"
     page.write_text("```sh\nfalse\ntrue\n```\n")
     with pytest.raises(AssertionError):
-        run_page(page, folder_with_model, forker, checks_output=False)
+        run_page(page, folder_with_model, forker.path, checks_output=False)
     page.write_text("```sh\nmemlm index info nothing | cat\n```\n")
     with pytest.raises(AssertionError, match="nothing"):
-        run_page(page, folder_with_model, forker, checks_output=False)
+        run_page(page, folder_with_model, forker.path, checks_output=False)
     page.write_text("```python\nimport memlm\nmemlm.load('nothing')\n```\n")
     with pytest.raises(AssertionError, match="nothing"):
-        run_page(page, folder_with_model, forker, checks_output=False)
+        run_page(page, folder_with_model, forker.path, checks_output=False)
     page.write_text("<!-- prints: b -->\n```sh\necho a\n```\n")
     with pytest.raises(AssertionError, match="prints no 'b'"):
-        run_page(page, folder_with_model, forker, checks_output=True)
+        run_page(page, folder_with_model, forker.path, checks_output=True)
     page.write_text("<!-- file: a.toml -->\n```toml\nport = 50051\n```\n```sh\ngrep port a.toml\n```\n")
-    with Reader(folder_with_model, forker) as reader:
+    with Reader(folder_with_model, forker.path) as reader:
         assert [reader.run(block) for block in blocks_of(page)] == ["", f"port = {reader.ports['50051']}\n"]
 
 

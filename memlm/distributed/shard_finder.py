@@ -16,6 +16,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from memlm.base.interpreter import same_imports
 from memlm.base.options import RAY
 from memlm.errors import MemlmError, NotFound, Unavailable
 
@@ -60,7 +61,12 @@ class ShardFinder:
             command = [sys.executable, "-m", "memlm.distributed.shard_finder", self.url.removeprefix(RAY)]
             command += [] if self._cluster is None else [self._cluster]
             self._process = process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                command,
+                env={**os.environ, **same_imports()},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
         line = ""
         if self._is_closed:

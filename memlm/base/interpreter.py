@@ -1,0 +1,16 @@
+"""Python processes that import what this process imports, wherever they start."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def same_imports() -> dict[str, str]:
+    """The variables that make a new Python process search for modules in the folders of this one, in the same order.
+
+    Python puts the current folder (`-c`, `-m`) before all others. In a checkout that is another memlm than the
+    installed one that started the process.
+    """
+    folders = [os.path.abspath(folder) for folder in sys.path]  # the empty name is the current folder
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys(folders))}
