@@ -22,7 +22,9 @@ class Passage:
     """A passage of a document, and the score that it was found with.
 
     `token_offset` counts tokens from the start of the document, and `num_tokens` are its length. `text` lacks the words
-    that its ends cut. By words, `score` is BM25. By meaning, it is a cosine. By both, it is a sum of reciprocal ranks.
+    that its ends cut. `first_line` and `last_line` are those of `text` in its document, from 1, and 0 where a caller
+    gave the passage without them. By words, `score` is BM25. By meaning, it is a cosine. By both, it is a sum of
+    reciprocal ranks.
     """
 
     store: str
@@ -33,6 +35,15 @@ class Passage:
     text: str
     score: float
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    first_line: int = 0
+    last_line: int = 0
+
+    @property
+    def place(self) -> str:
+        """Its document and lines, as `notes/port.md:3-9`, or the document alone where the lines are not known."""
+        if not self.first_line:
+            return self.document_id
+        return f"{self.document_id}:{self.first_line}" + f"-{self.last_line}" * (self.last_line > self.first_line)
 
     @property
     def size(self) -> int:

@@ -70,8 +70,7 @@ def print_answer(tokens: TokenStream, *, json: bool) -> None:
         prompt, found = tokens.accepted.prompt, Answer.of(tokens.result())
     weights = found.weights or (None,) * len(found.passages)
     for number, passage, weight in zip(prompt.numbers if prompt else (), found.passages, weights, strict=False):
-        where = f"[{number}] {passage.document_id}, tokens {passage.token_offset:,} to"
-        line = Text(one_line(f"{where} {passage.token_offset + passage.num_tokens:,}"), style="dim")
+        line = Text(one_line(f"[{number}] {passage.place}"), style="dim")
         if passage in found.cited:
             line.append("  named", style="not dim bold")
         out.print(line if weight is None else line.append(f"  weight {weight:.3f}"))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
+from textwrap import indent
 from typing import Any
 
 from rich.text import Text
@@ -14,7 +15,7 @@ from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.passages import Passage
 from memlm.base.phrases import phrase_places, words_of
-from memlm.base.printable import one_line
+from memlm.base.printable import one_line, printable
 from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
 from memlm.index.factory import NO_INDEX
 
@@ -47,10 +48,9 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
         emit_json({"passages": tuple(passages)})
         return
     for number, passage in enumerate(passages, 1):
-        where = f"[{number}] {passage.document_id}, tokens {passage.token_offset:,} to"
-        place = Text(one_line(f"{where} {passage.token_offset + passage.num_tokens:,}"), style="bold")
+        place = Text(one_line(f"[{number}] {passage.place}"), style="bold")
         out.print(place.append(f"  score {passage.score:.4g}", style="not bold dim"))
-        out.print(Text(one_line(passage.text)))
+        out.print(Text(indent(printable(passage.text), "  ")))
     if not passages:
         out.print("No passage has a word of the question. --by meaning ranks all passages.")
 

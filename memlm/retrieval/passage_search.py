@@ -8,6 +8,7 @@ datastore, built from the live documents.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -173,14 +174,18 @@ def _described(
     parts: Sequence[_Part], places_K: Int64[np.ndarray, " K"], scores_K: Float64[np.ndarray, " K"]
 ) -> tuple[Passage, ...]:
     ends = np.cumsum([len(part.passages) for part in parts])
+    numbers_K = np.searchsorted(ends, places_K, side="right")
+    within_K = places_K - np.concatenate([[0], ends])[numbers_K]
+    chosen = [(parts[number], within) for number, within in zip(numbers_K.tolist(), within_K.tolist(), strict=True)]
+    texts = [part.passages.text(within) for part, within in chosen]
+    line_ends_K = _line_ends(chosen, [begin for _, begin, _ in texts])
     described = list[Passage]()
-    for place, score in zip(places_K.tolist(), scores_K.tolist(), strict=True):
-        number = int(np.searchsorted(ends, place, side="right"))
-        part = parts[number]
-        within = place - (int(ends[number - 1]) if number else 0)
-        text, begin, end = part.passages.text(within)
+    rows = zip(chosen, texts, line_ends_K, scores_K.tolist(), strict=True)
+    for (part, within), (text, begin, end), line_ends, score in rows:
         row = int(part.passages.documents_P[within])
         document, first = part.segment.documents.at(row), int(part.segment.starts[row])
+        first_line = 1 + line_ends + text[: len(text) - len(text.lstrip())].count("\n")
+        text = text.strip()
         described.append(
             Passage(
                 store=part.store.name,
@@ -188,9 +193,25 @@ def _described(
                 title=document.title,
                 token_offset=begin - first,
                 num_tokens=end - begin,
-                text=text.strip(),
+                text=text,
                 score=score,
                 metadata=document.metadata,
+                first_line=first_line,
+                last_line=first_line + text.count("\n"),
             )
         )
     return tuple(described)
+
+
+def _line_ends(chosen: Sequence[tuple[_Part, int]], begins: Sequence[int]) -> list[int]:
+    """Counts the line ends before each passage in its document. Passages of a document share one reading of it."""
+    counts, documents = [0] * len(chosen), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+    for place, ((part, within), begin) in enumerate(zip(chosen, begins, strict=True)):
+        documents[id(part), int(part.passages.documents_P[within])].append((begin, place))
+    for (_, row), places in documents.items():
+        part = chosen[places[0][1]][0]
+        read, count = int(part.segment.starts[row]), 0
+        for begin, place in sorted(places):
+            count += part.store.line_ends(part.segment.values_N[read:begin])
+            read, counts[place] = begin, count
+    return counts

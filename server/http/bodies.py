@@ -271,6 +271,8 @@ _PASSAGE = _object(
         "store": _text("The datastore of its document."),
         "token_offset": _whole("Tokens from the start of the document."),
         "num_tokens": _whole("Its tokens."),
+        "first_line": _whole("Its first line in the document, from 1. 0: not known."),
+        "last_line": _whole("Its last line."),
         "score": _number("The score that it was found with."),
         "metadata": {"type": "object", "description": "Values by name."},
     },

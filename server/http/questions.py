@@ -160,4 +160,6 @@ def _passage(given: Mapping[str, Any]) -> Passage:
         text=given["text"],
         score=given.get("score", 0.0),
         metadata=given.get("metadata", {}),
+        first_line=given.get("first_line", 0),
+        last_line=given.get("last_line", 0),
     )

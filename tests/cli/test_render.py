@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.style import Style
 
 from memlm.api.generation import DraftUsage, Neighbor, Token, Usage
+from memlm.api.passages import Passage
 from memlm.cli import render
 from memlm.cli.console import cell, print_table, table
+from memlm.cli.render_index import print_passages
 
 PAPER = "a folder with a long name/and a document with a longer one.md"
 
@@ -125,3 +127,8 @@ def test_a_table_is_whole_in_every_terminal(width):
     assert all(part in printed for part in ("a store of documents", "temperature", "IVF1024,SQfp16", "7.221"))
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= width
+
+
+def test_a_passage_is_printed_with_its_lines_and_its_own_line_ends(capsys):
+    print_passages([Passage("s", "a\nb.md", "", 0, 9, "one\ntwo\x1b[2J", 1.5, first_line=3, last_line=4)], json=False)
+    assert capsys.readouterr().out == "[1] a\\nb.md:3-4  score 1.5\n  one\n  two\\x1b[2J\n"

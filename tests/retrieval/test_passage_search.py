@@ -113,6 +113,25 @@ def test_words_are_ranked_by_bm25_over_the_texts(store, model_folder, question):
         check_words(again, question)
 
 
+def test_a_passage_names_the_lines_that_hold_its_text(model_folder, tmp_path):
+    lines = {
+        name: [f"{name}{n} holds a word" if n % 3 else "" for n in range(first, first + 60)]
+        for name, first in (("a", 0), ("b", 1))
+    }
+    for name, each in lines.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(each))
+    build_index(model_folder, Corpus([tmp_path / "a.txt"]), tmp_path / "store", check="none")
+    add_to_index(model_folder, Corpus([tmp_path / "b.txt"]), tmp_path / "store")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        found = lm.find_passages("which line holds a word?", k=1000)
+    assert len({each.first_line for each in found}) > 20
+    for each in found:
+        held = lines[each.document_id.removesuffix(".txt")][each.first_line - 1 : each.last_line]
+        assert len(held) == len(each.text.split("\n"))
+        assert each.text in "\n".join(held)
+        assert each.place == f"{each.document_id}:{each.first_line}" + f"-{each.last_line}" * (len(held) > 1)
+
+
 def test_the_twin_counts_every_word_of_the_alphabets(model_folder, tmp_path):
     texts = {"a": "Straße, ÉTÉ état! 東京 is big", "b": "strasse x_y x-y 42", "c": "été 42 42 42 a\u0301"}
     for name, text in texts.items():

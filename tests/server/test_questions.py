@@ -68,14 +68,16 @@ def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, An
     expected = lm.find_passages(QUESTION, **options)
     assert expected
     found = client.find_passages(QUESTION, **options)
-    assert [(each.document_id, each.token_offset, each.text) for each in found] == [
-        (each.document_id, each.token_offset, each.text) for each in expected
+    assert [(each.place, each.token_offset, each.text) for each in found] == [
+        (each.place, each.token_offset, each.text) for each in expected
     ]
     assert [each.score for each in found] == pytest.approx([each.score for each in expected], rel=1e-4)
     body = {name: [value] if name == "documents" else value for name, value in options.items()}
     for path in ("datastores/passages", "datastores/store/passages"):
         reply = httpx.post(f"{server.http_url}/v1/{path}", json={"question": QUESTION, **body}, timeout=PATIENCE_S)
-        assert [each["document_id"] for each in reply.json()["data"]] == [each.document_id for each in expected]
+        assert [(each["document_id"], each["first_line"], each["last_line"]) for each in reply.json()["data"]] == [
+            (each.document_id, each.first_line, each.last_line) for each in expected
+        ]
 
 
 @pytest.mark.parametrize("options", [{}, {"use_store": False, "passages_by": "both"}, {"num_passages": 0}])
@@ -160,7 +162,7 @@ def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder
         assert (found["text"], found["prompt"]) == (expected.text, expected.prompt)
         printed = CliRunner().invoke(app, command).stdout.splitlines()
         places = [line for line in printed if line.startswith("[")]
-        assert [line.split()[1] for line in places] == [f"{each.document_id}," for each in expected.passages]
+        assert [line.split()[1] for line in places] == [each.place for each in expected.passages]
         assert printed[-1] == f"{len(expected.left_out)} passages had no room in the prompt"
     mixed = CliRunner().invoke(app, [*served, "--mixture"]).stdout
     assert mixed.count("weight 0.") == len(expected.passages) + len(expected.left_out)
