@@ -17,7 +17,7 @@ from memlm.api.datastores import DeleteReport, NewDocument, RememberReport, Reme
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests
 from memlm.api.passages import Passage
 from memlm.api.prompts import is_batch, token_ids_of
@@ -37,7 +37,7 @@ from memlm.index.store.exclusion import search_views
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
-from memlm.prompting.answers import stream_answer
+from memlm.prompting.answers import stream_request
 from memlm.retrieval.store import ModelStore, SumSearch, ViewSearch
 
 
@@ -164,13 +164,16 @@ class LanguageModel:
         template renders them, and the end of its turn ends the answer. With a session, the messages are those that are
         new. Raises NotFound for a model without a chat template, InvalidInput for messages that the template refuses.
 
+        Where datastores are loaded, `num_passages` for the last user message are found in them and stand before it, as
+        in `answer`: `accepted.prompt` of the stream has them. With 0, none are found, and neighbors are mixed in.
+
         `memory` names a datastore with feedback (`remember_feedback`). Feedback on the most similar question is put
         behind the last message.
         """
         request = ChatRequest.of(messages, options)
         if memory is not None:
             request = with_feedback(request, run_steps(self.engine.search(nearest_request(request, memory))))
-        return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
+        return TokenStream.begin(stream_request(self.engine, request))
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
@@ -309,19 +312,21 @@ class LanguageModel:
         passage_stores: str | Sequence[str] = (),
         budget: int | None = None,
         mixture: bool = False,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[StreamOptions],
     ) -> Answer:
-        """Answers a question from passages, the best first, by default from the `num_passages` (8) that `find_passages`
-        finds, `passages_by` words, meaning or both, in `passage_stores`, by default in those of the options, or in all.
+        """Answers a question from passages, the best first, by default from the `num_passages` that `find_passages`
+        finds: 1, or 4 for a model of a billion parameters and for a mixture. They are found `passages_by` words,
+        meaning or both, in `passage_stores`, by default in those of the options, or in all.
 
         The passages that fit into `budget` tokens (1,024, or what the context leaves) stand in the prompt, of a
-        conversation where the model has a chat template. With `mixture`, each stands in a prompt of its own, and their
-        distributions are mixed token by token, without a datastore (REALM, arXiv 2002.08909). The options are those of
-        `chat`. `exclude_documents` holds for the passages too.
+        conversation where the model has a chat template. The model answers alone behind them, unless an option says how
+        neighbors are mixed in. With `mixture`, each stands in a prompt of its own, and their distributions are mixed
+        token by token, without a datastore (REALM, arXiv 2002.08909). The options are those of `chat`.
+        `exclude_documents` holds for the passages too.
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)
-        return Answer.of(TokenStream.begin(stream_answer(self.engine, request)).result())
+        return Answer.of(TokenStream.begin(stream_request(self.engine, request)).result())
 
     def stream_answer(
         self,
@@ -333,14 +338,14 @@ class LanguageModel:
         passage_stores: str | Sequence[str] = (),
         budget: int | None = None,
         mixture: bool = False,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[StreamOptions],
     ) -> TokenStream:
         """Answers a question as `answer`, token by token. `accepted.prompt` of the stream has the prompt and its
         passages, and `Answer.of` its result makes the whole answer.
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)
-        return TokenStream.begin(stream_answer(self.engine, request))
+        return TokenStream.begin(stream_request(self.engine, request))
 
     def trace(self, text: str, store: str | None = None, **options: Unpack[TraceOptions]) -> Trace:
         """Finds the passages of a text that stand word for word in a datastore, or in all that are loaded

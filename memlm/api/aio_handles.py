@@ -19,7 +19,7 @@ from typing import IO, Protocol, TypeAlias, Unpack
 from memlm.api.chat import Conversation
 from memlm.api.generation import Accepted, Completion, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
-from memlm.api.options import AnswerOptions, ChatOptions, ContinueOptions, GenerateOptions
+from memlm.api.options import ChatOptions, ContinueOptions, GenerateOptions, TurnOptions
 from memlm.api.sessions import SessionInfo
 from memlm.errors import InternalError, InvalidInput
 
@@ -151,7 +151,7 @@ class AsyncSession:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
         return await self._host.generate(prompt, session=self.name, **options)
 
-    async def chat(self, messages: Conversation, **options: Unpack[AnswerOptions]) -> AsyncTokenStream:
+    async def chat(self, messages: Conversation, **options: Unpack[TurnOptions]) -> AsyncTokenStream:
         """Answers new messages. At the end of the stream the session holds them and the answer too."""
         return await self._host.chat(messages, session=self.name, **options)
 

@@ -10,7 +10,17 @@ from typing import Any
 from memlm.api.datastores import DOCUMENTS_OPTION, WHERE_OPTION, as_filters, document_filter
 from memlm.api.generation import Completion
 from memlm.api.params import MAX_STORES, RetrievalParams, StreamRequest, stream_fields
-from memlm.api.passages import AnswerPrompt, Passage, PassagesBy
+from memlm.api.passages import (
+    MAX_PASSAGES,
+    MORE_PASSAGES,
+    NUM_PASSAGES_OPTION,
+    PASSAGES,
+    AnswerPrompt,
+    Passage,
+    PassagesBy,
+    check_num_passages,
+    default_num_passages,
+)
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.api.request import Request
 from memlm.base.options import option
@@ -19,11 +29,9 @@ from memlm.errors import InternalError, InvalidInput, check_choice, check_range
 from memlm.index.store.filters import DocumentFilter
 
 MAX_QUESTION_CHARACTERS = 1 << 16
-MAX_PASSAGES, MAX_PASSAGE_CHARACTERS = 256, 1 << 18  # of one answer, all together
-NUM_PASSAGES = 8  # that are found by default
+MAX_PASSAGE_CHARACTERS = 1 << 18  # of all passages of one answer
 BUDGET, MAX_BUDGET = 1024, 1 << 20  # tokens of a prompt, by default, and at most
 PASSAGE_TOKENS = 128  # at most, of one that is found
-PASSAGES = "Passages"
 
 # Of a mixture: the request's own fields, and those that have an effect there.
 _MIXED = {"sampling", "retrieval", "top_logprobs", "resume_s"}
@@ -86,9 +94,11 @@ class FindPassagesRequest(Request[tuple[Passage, ...]]):
 class AnswerRequest(StreamRequest):
     """Answers a question from passages.
 
-    `passages` are given, the best first, or else `num_passages` are found (None: 8), `passages_by` words, meaning or
-    both, in `passage_stores`, by default in the datastores of `retrieval`, or in all. `exclude_documents` holds for
-    these passages too. Those that fit into `budget` tokens stand in the prompt.
+    `passages` are given, the best first, or else `num_passages` are found, `passages_by` words, meaning or both, in
+    `passage_stores`, by default in the datastores of `retrieval`, or in all. None are 1, or 4 for a model of a billion
+    parameters and for a mixture. `exclude_documents` holds for these passages too. Those that fit into `budget` tokens
+    stand in the prompt. The model reads them alone: the neighbors of tokens are mixed in only if `retrieval` says how
+    (`sets_mixture`).
 
     With `mixture`, each passage stands in a prompt of its own, and the distributions are mixed token by token, without
     a datastore (REALM, arXiv 2002.08909). Of the other fields, only sampling, `top_logprobs`, `resume_s` and the names
@@ -97,9 +107,7 @@ class AnswerRequest(StreamRequest):
 
     question: str = field(metadata=option("The question."))
     passages: tuple[Passage, ...] = ()
-    num_passages: int | None = field(
-        default=None, metadata=option("Passages to find. 0: none.", panel=PASSAGES, default=str(NUM_PASSAGES))
-    )
+    num_passages: int | None = field(default=None, metadata=NUM_PASSAGES_OPTION)
     passages_by: PassagesBy = field(
         default=PassagesBy.WORDS,
         metadata=option(
@@ -129,7 +137,7 @@ class AnswerRequest(StreamRequest):
         StreamRequest.__post_init__(self)
         _check_question(self.question)
         _check_passages(self.passages)
-        check_range("num_passages", self.num_passages, least=0, most=MAX_PASSAGES, whole=True)
+        check_num_passages(self.num_passages)
         if self.passages and self.num_passages is not None:
             raise InvalidInput("num_passages is given with passages; leave out one", field="num_passages")
         check_choice("passages_by", self.passages_by, PassagesBy)
@@ -174,26 +182,25 @@ class AnswerRequest(StreamRequest):
     @property
     def searched_stores(self) -> tuple[str, ...]:
         """The names of the datastores to find passages in, or none for all."""
-        return self.passage_stores or self._mixed_stores
+        return self.passage_stores or self.retrieval.names
+
+    @property
+    def mixes_neighbors(self) -> bool:
+        """Whether the neighbors of tokens change the probabilities: only behind no passages, or where asked for."""
+        has_passages = bool(self.passages) or self.num_passages != 0
+        return self.retrieval.sets_mixture or (self.retrieval.use_store and not has_passages)
 
     @property
     def has_two_lists(self) -> bool:
         """Whether datastores change the probabilities, and others are named for passages."""
-        changes = self.retrieval.use_store and not self.mixture
-        return changes and {*self.searched_stores} != {*self._mixed_stores}
+        return self.mixes_neighbors and not self.mixture and {*self.searched_stores} != {*self.retrieval.names}
 
-    @property
-    def _mixed_stores(self) -> tuple[str, ...]:
-        """The names of the datastores that change probabilities, or none for all."""
-        named = tuple(each.name for each in self.retrieval.stores)
-        return named or ((self.retrieval.store,) if self.retrieval.store else ())
-
-    @property
-    def search(self) -> FindPassagesRequest:
-        """The request for its passages, less the datastores."""
+    def search(self, num_parameters: int) -> FindPassagesRequest:
+        """The request for its passages, less the datastores, for a model of a size."""
+        default = default_num_passages(num_parameters, mixture=self.mixture)
         return FindPassagesRequest(
             self.question,
-            k=NUM_PASSAGES if self.num_passages is None else self.num_passages,
+            k=default if self.num_passages is None else self.num_passages,
             by=self.passages_by,
             exclude_documents=self.retrieval.exclude_documents,
         )
@@ -208,7 +215,7 @@ class AnswerRequest(StreamRequest):
             approximate_tokens(self.question),
             sum(approximate_tokens(each.text) for each in self.passages),
         )
-        count = len(self.passages) or (NUM_PASSAGES if self.num_passages is None else self.num_passages)
+        count = len(self.passages) or (MORE_PASSAGES if self.num_passages is None else self.num_passages)
         passages = given or PASSAGE_TOKENS * count
         if self.mixture:
             return question * (count + 1) + passages

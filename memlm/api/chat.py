@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from memlm.api.params import StreamRequest, stream_fields
+from memlm.api.passages import NUM_PASSAGES_OPTION, check_num_passages
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.errors import InvalidInput
 
@@ -42,9 +43,14 @@ class ChatRequest(StreamRequest):
     """The answer to a conversation, rendered by the model's chat template.
 
     With a `session`, the messages are those that are new: the session holds the earlier ones and the answers.
+
+    Where datastores are searched, `num_passages` passages for the last user message are found in them by words, and
+    stand before it (None: as many as `AnswerRequest` finds, 0: none). The neighbors of tokens are mixed in only with 0,
+    or if `retrieval` says how (`sets_mixture`).
     """
 
     messages: tuple[Message, ...]
+    num_passages: int | None = field(default=None, metadata=NUM_PASSAGES_OPTION)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
@@ -53,6 +59,7 @@ class ChatRequest(StreamRequest):
             raise InvalidInput(
                 f"there are {len(self.messages)} messages; expected 1 to {MAX_MESSAGES}", field="messages"
             )
+        check_num_passages(self.num_passages)
 
     @classmethod
     def of(cls, messages: Conversation | ChatRequest, options: Mapping[str, Any]) -> ChatRequest:
@@ -61,7 +68,25 @@ class ChatRequest(StreamRequest):
             if options:
                 raise InvalidInput(f"a ChatRequest takes no options; got {', '.join(options)}", field="messages")
             return messages
-        return cls(messages_of(messages), **stream_fields(options))
+        own = {name: value for name, value in options.items() if name == "num_passages"}
+        others = {name: value for name, value in options.items() if name not in own}
+        return cls(messages_of(messages), **own, **stream_fields(others))
+
+    @property
+    def question(self) -> str:
+        """The last user message, for which passages are found, "" without one."""
+        return next((each.content for each in reversed(self.messages) if each.role == "user"), "")
+
+    @property
+    def finds_passages(self) -> bool:
+        """Whether passages are to be found, where there is a datastore."""
+        return self.retrieval.use_store and self.num_passages != 0 and bool(self.question.strip())
+
+    def asking(self, text: str) -> ChatRequest:
+        """The request with another text in the place of its question."""
+        place = max(number for number, message in enumerate(self.messages) if message.role == "user")
+        before, behind = self.messages[:place], self.messages[place + 1 :]
+        return replace(self, messages=(*before, Message("user", text), *behind))
 
     @property
     def shown_prompt(self) -> str:

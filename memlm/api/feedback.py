@@ -46,10 +46,10 @@ def nearest_request(request: ChatRequest, store: str) -> SearchRequest:
 
 
 def with_feedback(request: ChatRequest, found: Sequence[Neighbor]) -> ChatRequest:
-    """The request, whose last message ends with the feedback on the most similar question that a search found. Without
-    a similar one it stays as it is.
+    """The request, whose last message ends with the feedback on the most similar question that a search found, if there
+    is a similar one. It finds no passages unless it says how many: documents with feedback would be among them.
     """
-    last = request.messages[-1]
+    last, request = request.messages[-1], replace(request, num_passages=request.num_passages or 0)
     fields = ((each.metadata.get("question"), each.metadata.get("feedback")) for each in found)
     known = {asked: said for asked, said in fields if isinstance(asked, str) and isinstance(said, str)}
     if (question := most_similar(last.content, list(known))) is None:

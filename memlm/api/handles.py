@@ -20,7 +20,7 @@ from typing import IO, Protocol, TypeAlias, Unpack
 from memlm.api.chat import Conversation
 from memlm.api.generation import Accepted, Completion, Finished, GenerationEvent, Token
 from memlm.api.operations import JobReport, OperationInfo, check_deadline, wait_slice
-from memlm.api.options import AnswerOptions, ChatOptions, ContinueOptions, GenerateOptions
+from memlm.api.options import ChatOptions, ContinueOptions, GenerateOptions, TurnOptions
 from memlm.api.sessions import SessionInfo
 from memlm.errors import InternalError, InvalidInput
 
@@ -152,7 +152,7 @@ class Session:
         """Generates from the session's context. At the end of the stream the session holds prompt and tokens too."""
         return self._host.generate(prompt, session=self.name, **options)
 
-    def chat(self, messages: Conversation, **options: Unpack[AnswerOptions]) -> TokenStream:
+    def chat(self, messages: Conversation, **options: Unpack[TurnOptions]) -> TokenStream:
         """Answers new messages. At the end of the stream the session holds them and the answer too."""
         return self._host.chat(messages, session=self.name, **options)
 

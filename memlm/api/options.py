@@ -65,13 +65,23 @@ class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):
     resume_s: float | None
 
 
-class ChatOptions(AnswerOptions, total=False):
-    """The options of `chat`."""
+class TurnOptions(AnswerOptions, total=False):
+    """The options of a session's `chat`."""
+
+    num_passages: int | None
+
+
+class StreamOptions(AnswerOptions, total=False):
+    """The options of `answer`, beside its own."""
 
     session: str | None
 
 
-class GenerateOptions(ChatOptions, total=False):
+class ChatOptions(StreamOptions, TurnOptions, total=False):
+    """The options of `chat`."""
+
+
+class GenerateOptions(StreamOptions, total=False):
     """The options of `generate`."""
 
     prompt_token_ids: Sequence[int]

@@ -213,6 +213,17 @@ class RetrievalParams:
         _require(are_names, "exclude_documents", excluded, "names of documents, none empty")
         _require(len(excluded) <= MAX_EXCLUDED, "exclude_documents", len(excluded), f"at most {MAX_EXCLUDED} names")
 
+    @property
+    def sets_mixture(self) -> bool:
+        """Whether a parameter says how neighbors are found or mixed."""
+        given = (self.k, self.lam, self.knn_temperature, self.nprobe, self.min_pointers, self.loop_guard)
+        return self.use_store and (self.spalm or any(each is not None for each in given))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the datastores, none for all."""
+        return tuple(each.name for each in self.stores) or ((self.store,) if self.store else ())
+
     @classmethod
     def of(cls, **options: Any) -> RetrievalParams:
         """Makes one from keyword arguments. `stores` may be names, or weights by name; `exclude_documents` one name."""

@@ -8,6 +8,19 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from memlm.base.options import option
+from memlm.errors import check_range
+
+MAX_PASSAGES = 256  # of one answer
+FEW_PASSAGES, MORE_PASSAGES = 1, 4  # that are found by default: further ones distract a small model
+LARGE_MODEL = 1_000_000_000  # parameters
+PASSAGES = "Passages"
+NUM_PASSAGES_OPTION = option(
+    "Passages to find. 0: none.",
+    panel=PASSAGES,
+    default=f"{FEW_PASSAGES}, or {MORE_PASSAGES} for a model of a billion parameters",
+)
+
 
 class PassagesBy(StrEnum):
     """What a search for passages compares with the question."""
@@ -73,3 +86,13 @@ class AnswerPrompt:
     def size(self) -> int:
         """Characters of the text and of all passages."""
         return len(self.text) + sum(passage.size for passage in (*self.passages, *self.left_out))
+
+
+def default_num_passages(num_parameters: int, *, mixture: bool = False) -> int:
+    """How many passages are found for a model of a size. A mixture needs several, of which each has its own prompt."""
+    return MORE_PASSAGES if mixture or num_parameters >= LARGE_MODEL else FEW_PASSAGES
+
+
+def check_num_passages(number: int | None) -> None:
+    """Raises InvalidInput for a number of passages to find that is out of range."""
+    check_range("num_passages", number, least=0, most=MAX_PASSAGES, whole=True)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest
 from memlm.api.handles import TokenStream
-from memlm.base.printable import one_line
+from memlm.api.server import ModelInfo
 from memlm.cli import options, render
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
-from memlm.cli.console import emit_json, out
+from memlm.cli.console import emit_json
 from memlm.cli.fields import with_fields
 from memlm.cli.render_index import print_passages
 
+if TYPE_CHECKING:
+    from memlm.client import Client
+    from memlm.language_model import LanguageModel
 
-@with_fields(leave_out=("session", "resume_s"))
+NOT_OF_ANSWERS = ("temperature", "max_tokens", "session", "resume_s")  # or with defaults here
+
+
+@with_fields(leave_out=NOT_OF_ANSWERS)
 def answer(
     request: AnswerRequest,
     model: options.Model,
@@ -26,6 +31,8 @@ def answer(
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
     extended_attention: options.ExtendedAttention = None,
+    temperature: options.Temperature = options.TEMPERATURE,
+    max_tokens: options.MaxTokens = options.MAX_TOKENS,
     json: options.Json = False,
 ) -> None:
     """Answer a question from the passages of datastores that are likeliest to answer it."""
@@ -38,16 +45,36 @@ def answer(
         model, store or (), dtype=dtype, device=device, attention_window=attention_window,
         extended_attention=extended_attention, adapters=adapters,
     ) as lm:  # fmt: skip
-        print_answer(lm.stream_answer(request), json=json)
+        _answer(lm, lm.info, request, temperature, max_tokens, json=json)
 
 
-@with_fields()
+@with_fields(leave_out=NOT_OF_ANSWERS)
 def client_answer(
-    request: AnswerRequest, target: Target = HERE, timeout: Timeout = 60.0, json: options.Json = False
+    request: AnswerRequest,
+    target: Target = HERE,
+    timeout: Timeout = 60.0,
+    temperature: options.Temperature = options.TEMPERATURE,
+    max_tokens: options.MaxTokens = options.MAX_TOKENS,
+    json: options.Json = False,
 ) -> None:
     """Answer a question from the passages of a server's datastores that are likeliest to answer it."""
     with client_of(target, timeout) as client:
-        print_answer(client.stream_answer(request), json=json)
+        _answer(client, client.get_model(), request, temperature, max_tokens, json=json)
+
+
+def _answer(
+    host: LanguageModel | Client,
+    model: ModelInfo,
+    request: AnswerRequest,
+    temperature: float,
+    max_tokens: int,
+    *,
+    json: bool,
+) -> None:
+    if max_tokens == options.MAX_TOKENS:  # as it is by default, in a short context less
+        max_tokens = min(max_tokens, max(1, model.context_length // 4))
+    sampling = replace(request.sampling, temperature=temperature, max_tokens=max_tokens)
+    print_answer(host.stream_answer(replace(request, sampling=sampling)), json=json)
 
 
 @with_fields()
@@ -68,11 +95,5 @@ def print_answer(tokens: TokenStream, *, json: bool) -> None:
             return
         render.print_generation(tokens, prompt="", json=False, show_sources=False)
         prompt, found = tokens.accepted.prompt, Answer.of(tokens.result())
-    weights = found.weights or (None,) * len(found.passages)
-    for number, passage, weight in zip(prompt.numbers if prompt else (), found.passages, weights, strict=False):
-        line = Text(one_line(f"[{number}] {passage.place}"), style="dim")
-        if passage in found.cited:
-            line.append("  named", style="not dim bold")
-        out.print(line if weight is None else line.append(f"  weight {weight:.3f}"))
-    if found.left_out:
-        out.print(f"{len(found.left_out):,} passages had no room in the prompt", style="dim")
+    if prompt is not None:
+        render.print_places(prompt, cited=found.cited, weights=found.weights)

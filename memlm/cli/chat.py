@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from memlm.api.chat import ChatRequest
 from memlm.api.datastores import StoreInfo
-from memlm.api.params import SAMPLING, RetrievalParams, StreamRequest
+from memlm.api.params import RetrievalParams
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.chat_memory import ChatMemory, LocalMemory, ServerMemory
@@ -37,16 +38,9 @@ if TYPE_CHECKING:
     from memlm.language_model import LanguageModel
 
 NEIGHBORS = 16  # of each token, for /sources
-MAX_TOKENS = 512  # of an answer: a small model may not find its end
-TEMPERATURE = 0.3
-
-Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", "-n", help="Maximum number of tokens of an answer.", rich_help_panel=SAMPLING)
-]
 System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel="Output")]
-Answers: TypeAlias = Annotated[dict[str, Any], Overrides(StreamRequest)]
+Answers: TypeAlias = Annotated[dict[str, Any], Overrides(ChatRequest)]
 # Options that have defaults here, or that no conversation needs.
 NOT_OF_ANSWERS = ("temperature", "max_tokens", "early_exit", "session", "resume_s")
 
@@ -92,8 +86,8 @@ def chat(
     key: PrivateKey = None,
     system: System = "",
     *,
-    temperature: Temperature = TEMPERATURE,
-    max_tokens: MaxTokens = MAX_TOKENS,
+    temperature: options.Temperature = options.TEMPERATURE,
+    max_tokens: options.MaxTokens = options.MAX_TOKENS,
     answers: Answers,
     json: JsonLines = False,
 ) -> None:
@@ -105,7 +99,7 @@ def chat(
     if target is not None and store:
         raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
     of_stores = [field.name for field in fields(RetrievalParams) if field.name != "context_cache"]
-    retrieval = [name for name in of_stores if name in answers]
+    retrieval = [name for name in (*of_stores, "num_passages") if name in answers]
     if model is not None and not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
     asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
@@ -130,8 +124,8 @@ def client_chat(
     target: Target = HERE,
     timeout: Timeout = 600.0,
     system: System = "",
-    temperature: Temperature = TEMPERATURE,
-    max_tokens: MaxTokens = MAX_TOKENS,
+    temperature: options.Temperature = options.TEMPERATURE,
+    max_tokens: options.MaxTokens = options.MAX_TOKENS,
     json: JsonLines = False,
 ) -> None:
     """Chat with the model of a server. /help lists the commands."""
@@ -170,7 +164,7 @@ def _run(
         out.print(one_line(about + _described(memory.stores())), style="dim", markup=False)
         out.print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
     try:
-        shell.run(typed_lines() if is_typed else piped_lines())
+        shell.run(typed_lines() if is_typed else piped_lines(echo=not json))
     finally:
         conversation.forget_session()
     if shell.num_failed and not is_typed:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from memlm.api.generation import Finished, FinishReason, Token
+from memlm.api.passages import AnswerPrompt, Passage
 from memlm.base.printable import one_line
 from memlm.base.progress import silent
 from memlm.cli import render
 from memlm.cli.chat_memory import ChatMemory, note_id
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
 from memlm.cli.conversation import Conversation
+from memlm.cli.render_index import print_passages
 from memlm.errors import InvalidInput, MemlmError
 
 PROMPT = "> "
@@ -29,7 +31,7 @@ COMMANDS = {
     "/system": ("TEXT", "set the system message; without TEXT, show it"),
     "/reset": ("", "begin a new conversation"),
     "/help": ("", "list the commands"),
-    "/exit": ("", "leave; so does Ctrl-D"),
+    "/exit": ("", "leave; so do /quit and Ctrl-D"),
 }
 
 
@@ -40,6 +42,7 @@ class ChatShell:
         self._conversation, self._memory, self._json = conversation, memory, json
         self._options = conversation.options
         self._last: list[Token] = []
+        self._prompt: AnswerPrompt | None = None  # of the last answer, if it has passages
         self._has_left = False
         self.num_failed = 0
         self._run: dict[str, Callable[[str], None]] = {
@@ -51,6 +54,7 @@ class ChatShell:
             "/reset": self._reset,
             "/help": self._help,
             "/exit": self._leave,
+            "/quit": self._leave,
         }
 
     def run(self, lines: Iterator[str]) -> None:
@@ -94,7 +98,7 @@ class ChatShell:
             raise
         finally:
             stream.close()
-        self._last = seen
+        self._last, self._prompt = seen, stream.accepted.prompt
         answer = "".join(token.text for token in seen)
         self._conversation.keep(answer, is_complete=not was_stopped)
         self._close_answer(answer, stream.finished, was_stopped=was_stopped)
@@ -102,8 +106,11 @@ class ChatShell:
     def _close_answer(self, answer: str, finished: Finished | None, *, was_stopped: bool) -> None:
         """Prints the JSON of an answer, or on a terminal the line under it."""
         if self._json:
-            emit_json({"text": answer, "finished": finished, "stopped": was_stopped, "sources": self._sources()})
+            ending = {"finished": finished, "stopped": was_stopped}
+            emit_json({"text": answer, **ending, "passages": self._passages, "sources": self._sources()})
             return
+        if self._prompt is not None:
+            render.print_places(self._prompt)
         render.warn_if_partial(finished.usage.searched_share if finished else None)
         if out.is_terminal:
             parts = [render.summary(self._last, finished.usage if finished else None)] if self._last else []
@@ -115,6 +122,11 @@ class ChatShell:
                 parts.append("cut off by --max-tokens, or by the context")
             out.print(" · ".join(parts), style="dim", markup=False)
 
+    @property
+    def _passages(self) -> tuple[Passage, ...]:
+        """The passages that the last answer was asked from."""
+        return () if self._prompt is None else self._prompt.passages
+
     def _sources(self) -> list[dict[str, Any]]:
         """The documents of the last answer with their shares, the largest first."""
         shares = render.probability_by_document(self._last).most_common()
@@ -122,9 +134,9 @@ class ChatShell:
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        if name not in COMMANDS:
+        if name not in self._run:
             raise InvalidInput(f"there is no {name}; /help lists the commands, and // begins a message with a slash")
-        if COMMANDS[name][0] and name != "/system" and not rest.strip():
+        if name in COMMANDS and COMMANDS[name][0] and name != "/system" and not rest.strip():
             raise InvalidInput(f"{name} needs {COMMANDS[name][0]}: {name} {COMMANDS[name][0]}")
         self._run[name](rest.strip())
 
@@ -139,7 +151,9 @@ class ChatShell:
         if not self._last:
             raise InvalidInput("there is no answer yet; ask something first")
         if self._json:
-            emit_json({"sources": self._sources()})
+            emit_json({"passages": self._passages, "sources": self._sources()})
+        elif self._passages:
+            print_passages(self._passages, json=False)
         elif self._memory.stores():
             render.print_sources(self._last)
         else:
@@ -175,7 +189,7 @@ class ChatShell:
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()
-        self._last = []
+        self._last, self._prompt = [], None
         self._say("a new conversation", reset=True)
 
     def _help(self, _: str) -> None:
@@ -190,10 +204,13 @@ class ChatShell:
         self._has_left = True
 
 
-def piped_lines() -> Iterator[str]:
-    """The lines of standard input, with U+FFFD where they are not UTF-8."""
-    for line in sys.stdin.buffer:
-        yield line.decode(errors="replace")
+def piped_lines(*, echo: bool) -> Iterator[str]:
+    """The lines of standard input, with U+FFFD where they are not UTF-8. With `echo`, they stand before the answers."""
+    for data in sys.stdin.buffer:
+        line = data.decode(errors="replace")
+        if echo and line.strip():
+            out.print(PROMPT + one_line(line.strip()), style="dim", markup=False)
+        yield line
 
 
 def typed_lines() -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from memlm.api.datastores import parse_fields
+from memlm.api.params import SAMPLING
 from memlm.base.options import parse_bytes
 from memlm.errors import InvalidInput
 
@@ -180,3 +181,12 @@ def num_bytes(text: str | None) -> int | None:
         return None if text is None else parse_bytes(text)
     except InvalidInput as error:
         raise typer.BadParameter(str(error)) from None
+
+
+MAX_TOKENS = 512  # of an answer: a small model may not find its end
+TEMPERATURE = 0.3  # of chats and answers
+
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", "-n", help="Maximum number of tokens of an answer.", rich_help_panel=SAMPLING)
+]

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from memlm.api.generation import Neighbor, Token, Usage
 from memlm.api.handles import TokenStream
+from memlm.api.passages import AnswerPrompt, Passage
 from memlm.base.printable import one_line, printable
 from memlm.cli.console import emit_json, err, out
 
@@ -128,6 +129,20 @@ def warn_if_partial(share: float | None) -> None:
     if share is not None and share < 1:
         line = f"warning: a shard does not answer; only {share:.1%} of the entries could be searched"
         err.print(line, style="yellow", markup=False, soft_wrap=True)
+
+
+def print_places(prompt: AnswerPrompt, *, cited: Sequence[Passage] = (), weights: Sequence[float] = ()) -> None:
+    """Lists the documents and lines of the passages of a prompt, each under its number, the `cited` ones marked, and
+    with their `weights` in a mixture.
+    """
+    rows = zip(prompt.numbers, prompt.passages, weights or (None,) * len(prompt.passages), strict=False)
+    for number, passage, weight in rows:
+        line = Text(one_line(f"[{number}] {passage.place}"), style="dim")
+        if passage in cited:
+            line.append("  named", style="not dim bold")
+        out.print(line if weight is None else line.append(f"  weight {weight:.3f}"))
+    if prompt.left_out:
+        out.print(f"no room in the prompt: {len(prompt.left_out):,} more", style="dim")
 
 
 def print_sources(tokens: Sequence[Token], *, to: Console = out, details: bool = True) -> None:

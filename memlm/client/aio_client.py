@@ -22,7 +22,7 @@ from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import RememberReport, SearchRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, TraceOptions
+from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
 from memlm.api.params import GenerateRequest, batch_requests
 from memlm.api.passages import Passage
@@ -242,7 +242,7 @@ class AsyncClient:
         budget: int | None = None,
         mixture: bool = False,
         timeout_s: float | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[StreamOptions],
     ) -> Answer:
         """Answers a question from passages, as `LanguageModel.answer`. Raises NotFound if a document of the passages is
         deleted meanwhile, and else as `generate`.
@@ -263,7 +263,7 @@ class AsyncClient:
         budget: int | None = None,
         mixture: bool = False,
         timeout_s: float | None = None,
-        **options: Unpack[ChatOptions],
+        **options: Unpack[StreamOptions],
     ) -> AsyncTokenStream:
         """Answers a question as `answer`, token by token. `accepted.prompt` of the stream has the prompt and its
         passages, and `Answer.of` its result makes the whole answer.

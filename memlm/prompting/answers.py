@@ -1,7 +1,7 @@
 """A question and passages -> an answer, with all passages in one prompt, or from a mixture over prompts of one each.
 
-The steps up to the first token are `start_answer`. The server's worker takes them one a turn, and `stream_answer` runs
-them all at once.
+A chat is a question behind earlier turns. The steps up to the first token are `start_request`. The server's worker
+takes them one a turn, and `stream_request` runs them all at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from memlm.api.answers import BUDGET, AnswerRequest
+from memlm.api.answers import BUDGET, MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassagesRequest
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
-from memlm.api.passages import AnswerPrompt, Passage
+from memlm.api.passages import AnswerPrompt, Passage, default_num_passages
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import InvalidInput, NotFound
@@ -25,7 +25,7 @@ from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import MixedGeneration, stream_mixed
 from memlm.model.checkpoint import Checkpoint
-from memlm.prompting.builder import BuiltPrompt, Part, build_prompt, numbered
+from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
 
 TASK = "Answer the question from these passages."
 
@@ -40,11 +40,11 @@ class _Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class StartedAnswer:
-    """An answer before its first token: its prompt, and the generation, or the mixture of several."""
+class Started:
+    """A generation, or the mixture of several, before its first token, and its prompt if that has passages."""
 
-    prompt: AnswerPrompt
     generation: Generation | MixedGeneration
+    prompt: AnswerPrompt | None = None
 
     @property
     def accepted(self) -> Accepted:
@@ -52,9 +52,20 @@ class StartedAnswer:
         return replace(self.generation.accepted, prompt=self.prompt)
 
 
-def start_answer(
-    engine: Engine, request: AnswerRequest, *, request_id: str = "", owner: str = ""
-) -> Steps[StartedAnswer]:
+def start_request(engine: Engine, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Started]:
+    """Starts any request for a stream of tokens, to be closed at the end. Raises as `start_answer` does, and
+    `Engine.start`.
+    """
+    if isinstance(request, AnswerRequest):
+        return (yield from start_answer(engine, request, request_id=request_id, owner=owner))
+    prompt = None
+    if isinstance(request, ChatRequest) and request.finds_passages and len(engine.stores):
+        request, prompt = yield from _with_passages(engine, request, owner)
+    generation = yield from engine.start(request, request_id=request_id, owner=owner)
+    return Started(generation, prompt)
+
+
+def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = "", owner: str = "") -> Steps[Started]:
     """Finds the passages, builds the prompts and starts their generations, to be closed at the end.
 
     All passages that fit stand in one prompt. With `mixture`, each stands in a prompt of its own, and one prompt has
@@ -66,7 +77,8 @@ def start_answer(
     passages = request.passages
     if request.finds_passages:
         with _naming_stores(request, "passages are looked for"):
-            passages = yield from engine.find_passages(request.search, request.searched_stores)
+            search = request.search(engine.checkpoint.decoder.num_parameters)
+            passages = yield from engine.find_passages(search, request.searched_stores)
     plan: _Plan = yield Offload(partial(_plan, engine.checkpoint, request, passages), is_long=True)
     generations = list[Generation]()
     try:
@@ -75,18 +87,18 @@ def start_answer(
             with _naming_stores(request, "probabilities are taken from"):
                 generations.append((yield from engine.start(asked, request_id=request_id, owner=owner)))
         if not request.mixture:
-            return StartedAnswer(plan.prompt, generations[0])
+            return Started(generations[0], plan.prompt)
         weights = [1 / rank for rank in range(1, len(generations) + 1)]
-        return StartedAnswer(plan.prompt, MixedGeneration(engine.checkpoint, generations, weights))
+        return Started(MixedGeneration(engine.checkpoint, generations, weights), plan.prompt)
     except BaseException:
         for generation in generations:
             generation.close()
         raise
 
 
-def stream_answer(engine: Engine, request: AnswerRequest) -> Generator[GenerationEvent, None, None]:
-    """Yields Accepted with the prompt, the tokens of the answer, and Finished. Raises as `start_answer` does."""
-    started = run_steps(start_answer(engine, request))
+def stream_request(engine: Engine, request: StreamRequest) -> Generator[GenerationEvent, None, None]:
+    """Yields Accepted, with the prompt if that has passages, the tokens, and Finished. Raises as `start_request`."""
+    started = run_steps(start_request(engine, request))
     generation = started.generation
     events = (
         stream_mixed(generation) if isinstance(generation, MixedGeneration) else stream(engine.checkpoint, generation)
@@ -94,6 +106,46 @@ def stream_answer(engine: Engine, request: AnswerRequest) -> Generator[Generatio
     with closing(events):
         for event in events:
             yield started.accepted if isinstance(event, Accepted) else event
+
+
+def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tuple[ChatRequest, AnswerPrompt | None]]:
+    """The request with passages before its last user message, as many as the context has room for."""
+    retrieval = request.retrieval
+    number = request.num_passages or default_num_passages(engine.checkpoint.decoder.num_parameters)
+    search = FindPassagesRequest(
+        request.question[-MAX_QUESTION_CHARACTERS:], k=number, exclude_documents=retrieval.exclude_documents
+    )
+    passages = yield from engine.find_passages(search, retrieval.names)
+    if not retrieval.sets_mixture:
+        request = replace(request, retrieval=_alone(retrieval))
+    if not passages:
+        return request, None
+    num_read = 0 if request.session is None else engine.sessions.get(request.session, owner=owner).num_tokens
+    build = partial(_chat_prompt, engine.checkpoint, request, passages, num_read)
+    prompt: AnswerPrompt | None = yield Offload(build, is_long=True)
+    return (request, None) if prompt is None else (request.asking(prompt.text), prompt)
+
+
+def _chat_prompt(
+    checkpoint: Checkpoint, request: ChatRequest, passages: Sequence[Passage], num_read: int
+) -> AnswerPrompt | None:
+    """The last user message behind the passages that fit into the context, beside the other messages and `num_read`
+    tokens of a session. None if none fits: passages make no chat fail.
+    """
+    template, tokenizer, longest = checkpoint.chat_template, checkpoint.tokenizer, checkpoint.decoder.config.max_length
+
+    def count(text: str) -> int:
+        return len(template.encode(request.asking(text).messages, tokenizer))
+
+    try:
+        budget = count(request.question) + BUDGET
+        if longest is not None:
+            budget = min(budget, longest - num_read - (request.sampling.max_tokens or longest // 4))
+        built = _ask(request.question, numbered(passages), budget, count)
+    except InvalidInput:  # too long without passages too, or messages that only a session's text makes a conversation
+        return None
+    taken = built.taken["passages"]
+    return _prompt_of(built, passages, taken) if taken else None
 
 
 @contextmanager
@@ -137,16 +189,32 @@ class _Asking:
     def build(self, question: str, pieces: Sequence[str]) -> BuiltPrompt:
         """The text of a prompt of at most `budget` tokens, those of the template included."""
         asked = question if self._template is not None else f"Question: {question}\nAnswer:"
-        parts = [Part("task", (TASK,)), Part("passages", tuple(pieces))] if pieces else []
-        built = build_prompt(parts, asked, budget=self._budget, count_tokens=self._num_tokens)
-        if pieces and not built.taken["passages"]:  # a task about no passages would mislead
-            return replace(self.build(question, ()), taken=built.taken, left_out=built.left_out)
-        return built
+        return _ask(asked, pieces, self._budget, self._num_tokens)
 
     def _num_tokens(self, text: str) -> int:
         if self._template is None:
             return len(self._tokenizer.prompt(text))
         return len(self._template.encode([Message("user", text)], self._tokenizer))
+
+
+def _ask(question: str, pieces: Sequence[str], budget: int, count_tokens: CountTokens) -> BuiltPrompt:
+    """The passages that fit, under their task, and the question."""
+    parts = [Part("task", (TASK,)), Part("passages", tuple(pieces))] if pieces else []
+    built = build_prompt(parts, question, budget=budget, count_tokens=count_tokens)
+    if pieces and not built.taken["passages"]:  # a task about no passages would mislead
+        return replace(_ask(question, (), budget, count_tokens), taken=built.taken, left_out=built.left_out)
+    return built
+
+
+def _prompt_of(built: BuiltPrompt, passages: Sequence[Passage], taken: Sequence[int]) -> AnswerPrompt:
+    """What an answer reports of its prompt, and of the passages that were `taken`."""
+    return AnswerPrompt(
+        text=built.text,
+        num_tokens=built.num_tokens,
+        passages=tuple(passages[number] for number in taken),
+        numbers=tuple(number + 1 for number in taken),
+        left_out=tuple(passage for number, passage in enumerate(passages) if number not in taken),
+    )
 
 
 def _plan(checkpoint: Checkpoint, request: AnswerRequest, passages: Sequence[Passage]) -> _Plan:
@@ -159,14 +227,12 @@ def _plan(checkpoint: Checkpoint, request: AnswerRequest, passages: Sequence[Pas
     else:
         prompts = [asking.build(request.question, pieces)]
         taken = [*prompts[0].taken.get("passages", ())]
-    prompt = AnswerPrompt(
-        text=prompts[0].text,
-        num_tokens=prompts[0].num_tokens,
-        passages=tuple(passages[number] for number in taken),
-        numbers=tuple(number + 1 for number in taken),
-        left_out=tuple(passage for number, passage in enumerate(passages) if number not in taken),
-    )
-    return _Plan(prompt, tuple(built.text for built in prompts), asking.is_chat)
+    return _Plan(_prompt_of(prompts[0], passages, taken), tuple(built.text for built in prompts), asking.is_chat)
+
+
+def _alone(retrieval: RetrievalParams) -> RetrievalParams:
+    """The same without neighbors. The documents that are left out hold for the passages alone then."""
+    return replace(retrieval, use_store=False, exclude_documents=())
 
 
 def _request_for(request: AnswerRequest, text: str, *, is_chat: bool) -> StreamRequest:
@@ -174,6 +240,6 @@ def _request_for(request: AnswerRequest, text: str, *, is_chat: bool) -> StreamR
     options: dict[str, Any] = {each.name: getattr(request, each.name) for each in fields(StreamRequest)}
     if request.mixture:
         options |= {"retrieval": RetrievalParams(use_store=False), "drafts": 0}
-    elif request.finds_passages and not request.retrieval.use_store:
-        options["retrieval"] = replace(request.retrieval, exclude_documents=())  # they hold for the passages alone
+    elif not request.mixes_neighbors:
+        options["retrieval"] = _alone(request.retrieval)
     return ChatRequest((Message("user", text),), **options) if is_chat else GenerateRequest(text, **options)

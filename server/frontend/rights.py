@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from memlm.api.answers import AnswerRequest
+from memlm.api.chat import ChatRequest
 from memlm.api.datastores import LoadDatastoreRequest, StoreInfo
 from memlm.api.operations import OperationInfo, OperationPage
 from memlm.api.params import RetrievalParams, StoreWeight
@@ -123,12 +124,17 @@ def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
         return request
     names = [each.name for each in retrieval.stores] or ([] if retrieval.store is None else [retrieval.store])
     _check_names(caller, names)
-    if names or not retrieval.use_store or getattr(request, "adapter", None) is not None:  # it searches none
+    if names or not (retrieval.use_store and _searches(request)):
         return request
     allowed = sorted(caller.stores & set(rights.stores.paths))
     if not allowed:
         return replace(request, retrieval=replace(retrieval, use_store=False))
     return replace(request, retrieval=replace(retrieval, stores=tuple(map(StoreWeight, allowed))))
+
+
+def _searches(request: Any) -> bool:
+    """Whether a request that names no datastore searches all. With an adapter, only a chat does, for its passages."""
+    return getattr(request, "adapter", None) is None or (isinstance(request, ChatRequest) and request.finds_passages)
 
 
 def _with_passages(rights: Rights, caller: Principal, request: AnswerRequest) -> AnswerRequest:

@@ -15,6 +15,7 @@ from typing import Any
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.scoring import TokenScore
 from memlm.server.http.openai import AnswerForm
+from memlm.server.http.records import object_of
 from memlm.v1 import generation_pb2
 
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
@@ -83,6 +84,8 @@ class ChoiceAnswer:
         if self.memory is not None:
             names = ("seed", "store", "k", "lam", "knn_temperature")
             self.memory |= {name: getattr(accepted, name) for name in names}
+            if accepted.prompt is not None:
+                self.memory["passages"] = [object_of(passage) for passage in accepted.prompt.passages]
 
     def add_tokens(self, tokens: Sequence[generation_pb2.Token]) -> None:
         self.text += "".join([token.text for token in tokens])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memlm.api.answers import MAX_BUDGET, MAX_PASSAGES, MAX_QUESTION_CHARACTERS
+from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
 from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
@@ -17,7 +17,7 @@ from memlm.api.params import (
     MAX_STORES,
     MAX_TOP_LOGPROBS,
 )
-from memlm.api.passages import PassagesBy
+from memlm.api.passages import FEW_PASSAGES, MAX_PASSAGES, MORE_PASSAGES, PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.api.tracing import MAX_MIN_TOKENS, MAX_SPAN_DOCUMENTS, RankBy
 from memlm.server.http.schema import INT32, Schema
@@ -100,6 +100,20 @@ MEMORY = _object(
     },
     description="The memory's share in the answer. With this object, {} too, the answer reports its figures.",
 )
+
+_FEW = f"Left out: {FEW_PASSAGES}, or {MORE_PASSAGES} for a model of a billion parameters."
+CHAT_MEMORY: Schema = {
+    **MEMORY,
+    "properties": {
+        **MEMORY["properties"],
+        "passages": _whole(
+            "Passages to find for the last user message, and to put before it. With passages, the neighbors of tokens"
+            f" are mixed in only where a parameter of memory says how. 0: none. {_FEW}",
+            0,
+            MAX_PASSAGES,
+        ),
+    },
+}
 
 _SAMPLING: dict[str, Schema] = {
     "temperature": _number("0 is greedy. Left out: the model's default, else 1.", minimum=0),
@@ -184,6 +198,7 @@ CHAT = _object(
         "logprobs": _switch("Report log-probabilities."),
         "top_logprobs": _whole("Report this many likely tokens too. Goes with logprobs.", 0, MAX_TOP_LOGPROBS),
         **_COMMON,
+        "memory": CHAT_MEMORY,
         "tools": _unsupported({"type": "array", "maxItems": 0}),
         "tool_choice": _unsupported({"type": "string", "enum": ["none", "auto"]}),
         "parallel_tool_calls": _unsupported({"type": "boolean", "enum": [True, False]}),
@@ -288,7 +303,7 @@ ANSWER = _object(
             "maxItems": MAX_PASSAGES,
             "description": "Passages to answer from, the best first. Left out: those that are found.",
         },
-        "num_passages": _whole("Passages to find. 0: none. Left out: 8.", 0, MAX_PASSAGES),
+        "num_passages": _whole(f"Passages to find. 0: none. {_FEW}", 0, MAX_PASSAGES),
         "passages_by": _PASSAGES_BY,
         "passage_stores": {
             "type": "array",

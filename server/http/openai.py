@@ -97,8 +97,9 @@ def chat_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice]:
         )
     options = request_fields(body, limits[0] if limits else None, form)
     messages = tuple(Message(each["role"], _content(each["content"])) for each in body["messages"])
+    number = body.get("memory", {}).get("passages")
     return [
-        Choice(index, ChatRequest(messages=messages, **_seeded(options, index)), counts_prompt=index == 0)
+        Choice(index, ChatRequest(messages, number, **_seeded(options, index)), counts_prompt=index == 0)
         for index in range(body.get("n", 1))
     ]
 
@@ -149,6 +150,7 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
     )
     memory = dict(body.get("memory", {}))
     neighbors = memory.pop("neighbors", 0)
+    memory.pop("passages", None)  # of a chat alone
     return {
         "sampling": sampling,
         "retrieval": _retrieval(memory),

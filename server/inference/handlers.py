@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from memlm.api.answers import AnswerRequest, FindPassagesRequest
+from memlm.api.answers import FindPassagesRequest
 from memlm.api.datastores import (
     GetDatastoreRequest,
     ListDatastoresRequest,
@@ -38,7 +38,7 @@ from memlm.generation.batch import PREFILL_TOKENS, Batch
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import MixedGeneration
-from memlm.prompting.answers import start_answer
+from memlm.prompting.answers import start_request
 from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.cache_budget import CacheBudget
 from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
@@ -94,7 +94,7 @@ class TokenStreamer:
         flush_timer: FlushTimer,
         prompt: AnswerPrompt | None = None,
     ) -> None:
-        """`prompt` is that of an answer to a question."""
+        """`prompt` is one with passages."""
         self._id, self._generation, self._send, self._flush_timer = submission.id, generation, send, flush_timer
         self._queue_ms = 1000 * (time.monotonic() - submission.submitted_s)
         self._sent_at_flush, self._unsent = -1, list[Token]()
@@ -123,16 +123,13 @@ def generate_steps(
     cache_budget: CacheBudget,
 ) -> Steps[None]:
     """A generation from its request to its last token."""
-    submission, request, prompt = active.submission, active.submission.request, None
+    submission, request = active.submission, active.submission.request
     assert isinstance(request, StreamRequest)
-    if isinstance(request, AnswerRequest):
-        started = yield from start_answer(engine, request, request_id=submission.id, owner=submission.owner)
-        generation, prompt = started.generation, started.prompt
-        if isinstance(generation, MixedGeneration):
-            yield from _mixture_steps(active, generation, prompt, send, flush_timer, cache_budget)
-            return
-    else:
-        generation = yield from engine.start(request, request_id=submission.id, owner=submission.owner)
+    started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner)
+    generation, prompt = started.generation, started.prompt
+    if isinstance(generation, MixedGeneration):
+        yield from _mixture_steps(active, generation, prompt, send, flush_timer, cache_budget)
+        return
     active.generation = generation
     try:
         active.cache_bytes, active.must_wait = cache_budget.required_bytes(generation), True
@@ -159,7 +156,7 @@ def generate_steps(
 def _mixture_steps(
     active: ActiveRequest,
     mixed: MixedGeneration,
-    prompt: AnswerPrompt,
+    prompt: AnswerPrompt | None,
     send: Send,
     flush_timer: FlushTimer,
     cache_budget: CacheBudget,

@@ -22,7 +22,9 @@ def test_the_typed_options_are_the_fields_of_the_requests():
     stream = names_of(StreamRequest) - {"sampling", "retrieval"}
     assert set(options.SamplingOptions.__annotations__) == sampling
     assert set(options.RetrievalOptions.__annotations__) == retrieval
-    assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream
+    assert set(options.StreamOptions.__annotations__) == sampling | retrieval | stream
+    assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream | {"num_passages"}
+    assert set(options.TurnOptions.__annotations__) == set(options.ChatOptions.__annotations__) - {"session"}
     trace = {each.name for each in fields(TraceRequest)}
     assert set(options.TraceOptions.__annotations__) == trace - {"text", "store"}
     assert set(options.GenerateOptions.__annotations__) == sampling | retrieval | stream | {"prompt_token_ids"}

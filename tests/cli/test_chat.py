@@ -98,7 +98,8 @@ def test_each_line_of_a_pipe_is_answered_in_one_conversation(piped, model, lm):
     assert [each["text"] for each in answered] == expected
     code, out, err = piped(("chat", "--model", model, *GREEDY), "the memory", "of a model")
     assert (code, err) == (0, "")
-    assert out == "".join(f"{answer}\n" for answer in expected)
+    asked = zip(("the memory", "of a model"), expected, strict=True)
+    assert out == "".join(f"> {text}\n{answer}\n" for text, answer in asked)
 
 
 def test_a_new_conversation_and_a_system_message_begin_anew(piped, model, lm):

@@ -46,8 +46,8 @@ def ids_of(tokens: list[Token]) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"seed": 3, "neighbors": 2}, {"seed": 3, "use_store": False}])
-def test_an_answer_is_what_follows_the_rendered_conversation(lm, options):
-    stream = lm.chat(HELLO, max_tokens=12, **options)
+def test_an_answer_without_passages_is_what_follows_the_rendered_conversation(lm, options):
+    stream = lm.chat(HELLO, max_tokens=12, num_passages=0, **options)
     answer = list(stream)
     tokens = list(lm.generate(rendered(lm, HELLO), max_tokens=12, **options))
     ids = [*ids_of(tokens), END_ID]
@@ -77,7 +77,7 @@ def test_the_end_of_the_turn_ends_the_answer_and_is_no_part_of_it(lm):
 def test_a_session_continues_a_conversation(lm):
     options = {"temperature": 0, "max_tokens": 6}
     with lm.session() as session:
-        answers = [list(session.chat(messages, **options)) for messages in (HELLO, MORE, HELLO)]
+        answers = [list(session.chat(messages, num_passages=0, **options)) for messages in (HELLO, MORE, HELLO)]
     ids, expected = rendered(lm, HELLO), list[list[int]]()
     for messages in (MORE, HELLO, None):
         expected.append(ids_of(list(lm.generate(ids, **options))))
@@ -96,7 +96,7 @@ def test_a_session_reads_only_what_is_new(lm):
 def test_a_session_of_text_begins_a_conversation(lm):
     with lm.session() as session:
         session.append("the memory of ")
-        answer = list(session.chat(HELLO, temperature=0, max_tokens=6))
+        answer = list(session.chat(HELLO, temperature=0, max_tokens=6, num_passages=0))
     tokenizer = lm.checkpoint.tokenizer
     ids = [*tokenizer.prompt(""), *tokenizer.encode("the memory of ").tolist(), *rendered(lm, HELLO)]
     assert ids_of(list(lm.generate(ids, temperature=0, max_tokens=6))) == ids_of(answer)

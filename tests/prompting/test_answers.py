@@ -141,14 +141,92 @@ def test_passages_come_from_the_datastore_without_excluded_documents(model_folde
     texts = [Document("ports", "a port"), Document("pages", "a page")]
     build_index(model_folder, texts, tmp_path / "store", check="none")
     with load(model_folder, [tmp_path / "store"], attention_window=44) as lm:
-        options = {"seed": 1, "max_tokens": 2, "mixture": mixture}
+        options = {"seed": 1, "max_tokens": 2, "mixture": mixture, "num_passages": 2}
         answer = lm.answer("Which is a port?", store="store", **options)
         assert {each.document_id for each in answer.passages} == {"ports", "pages"}
-        assert answer.completion.accepted.store == (None if mixture else "store")
+        assert answer.completion.accepted.store is None
         answer = lm.answer("Which is a port?", exclude_documents=["pages"], **options)
         assert {each.document_id for each in answer.passages} == {"ports"}
         with pytest.raises(NotFound, match="no document 'nothing'"):
             lm.answer("Which is a port?", exclude_documents="nothing", **options)
+
+
+@pytest.fixture
+def documents(model_folder, tmp_path):
+    """A model with a chat template and any room, and a datastore of three documents."""
+    texts = [Document("ports", "a port\nof the page"), Document("pages", "a page"), Document("notes", "the memory")]
+    build_index(model_folder, texts, tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"], attention_window=44) as lm:
+        yield lm
+
+
+def test_behind_passages_the_model_answers_alone_unless_a_parameter_says_how_to_mix(documents):
+    options = {"seed": 1, "max_tokens": 4}
+    for ask in (documents.answer, lambda *given, **more: documents.chat(*given, **more).result()):
+        alone, mixed = (ask("Which port?", **options, **more) for more in ({}, {"lam": 0.5}))
+        accepted = [getattr(each, "completion", each).accepted for each in (alone, mixed)]
+        assert [each.store for each in accepted] == [None, "store"]
+        assert [each.prompt.passages[0].document_id for each in accepted] == ["ports", "ports"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mixture", "found"),
+    [(999_999_999, False, 1), (1_000_000_000, False, 4), (1_000_000, True, 4)],
+)
+def test_one_passage_is_found_for_a_small_model(parameters, mixture, found):
+    assert AnswerRequest("why?", mixture=mixture).search(parameters).k == found
+    assert AnswerRequest("why?", mixture=mixture, num_passages=7).search(parameters).k == 7
+
+
+def test_a_chat_asks_as_an_answer_does_behind_the_earlier_turns(documents):
+    options = {"seed": 1, "max_tokens": 4}
+    answer = documents.answer("Which port?", **options)
+    chat = documents.chat("Which port?", **options).result()
+    assert (chat.text, chat.accepted.prompt) == (answer.text, answer.completion.accepted.prompt)
+    assert [(each.document_id, each.first_line, each.last_line) for each in answer.passages] == [("ports", 1, 2)]
+    turns = [
+        Message("system", "be kind"),
+        Message("user", "a page?"),
+        Message("assistant", "a"),
+        Message("user", "Which port?"),
+    ]
+    chat = documents.chat(turns, **options).result()
+    plain = documents.chat([*turns[:-1], Message("user", answer.prompt)], num_passages=0, use_store=False, **options)
+    assert chat.tokens == plain.result().tokens
+    assert chat.accepted.prompt.text == answer.prompt
+    assert chat.accepted.prompt.num_tokens == chat.finished.usage.prompt_tokens
+
+
+def test_a_turn_of_a_session_asks_the_documents_too(documents):
+    options = {"temperature": 0, "max_tokens": 4}
+    with documents.session() as session:
+        prompts = [session.chat(text, **options).result().accepted.prompt for text in ("Which port?", "Which page?")]
+        assert [each.passages[0].document_id for each in prompts] == ["ports", "pages"]
+        assert session.chat("What else?", num_passages=0, **options).result().accepted.prompt is None
+
+
+def test_documents_that_are_left_out_or_deleted_are_no_passages_of_a_chat(documents):
+    options = {"seed": 1, "max_tokens": 2}
+    chat = documents.chat("Which port?", exclude_documents="ports", **options).result()
+    assert "ports" not in {each.document_id for each in getattr(chat.accepted.prompt, "passages", ())}
+    with pytest.raises(NotFound, match="no document 'nothing'"):
+        documents.chat("Which port?", exclude_documents="nothing", **options)
+    documents.delete_documents(["ports"])
+    chat = documents.chat("Which port?", **options).result()
+    assert "ports" not in {each.document_id for each in getattr(chat.accepted.prompt, "passages", ())}
+
+
+def test_a_chat_without_a_question_room_or_a_word_that_is_known_has_no_passages(documents, model_folder):
+    options = {"seed": 1, "max_tokens": 2}
+    for messages in (" ", "zzz", [Message("assistant", "a port")]):
+        assert documents.chat(messages, **options).result().accepted.prompt is None
+    store = documents.stores[0].path
+    with load(model_folder, [store]) as lm:  # a context of 48 tokens has no room for a passage and its task
+        assert lm.chat("a port?", **options).result().accepted.prompt is None
+    with load(model_folder) as lm:
+        assert lm.chat("a port?", **options).result().accepted.prompt is None
+    with pytest.raises(InvalidInput, match="num_passages is 257"):
+        documents.chat("Which port?", num_passages=257)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +314,7 @@ def test_excluded_documents_have_to_be_known_where_they_hold(model_folder, tmp_p
     for name in ("ports", "pages"):
         build_index(model_folder, [Document(name, f"a {name}")], tmp_path / name, check="none")
     with load(model_folder, [tmp_path / "ports", tmp_path / "pages"], attention_window=44) as lm:
-        options = {"seed": 1, "max_tokens": 2}
+        options = {"seed": 1, "max_tokens": 2, "lam": 0.5}
         assert lm.answer("Which is a port?", exclude_documents="pages", **options).passages
         lists = {"passage_stores": "ports", "store": "pages"}
         with pytest.raises(
@@ -248,9 +326,10 @@ def test_excluded_documents_have_to_be_known_where_they_hold(model_folder, tmp_p
         with pytest.raises(NotFound) as plain:
             lm.answer("Which is a port?", exclude_documents="pages", store="ports", **options)
         assert "two lists" not in str(plain.value)
-        alone = lm.answer("Which is a port?", exclude_documents="ports", use_store=False, **options)
+        del options["lam"]
+        alone = lm.answer("Which is a port?", exclude_documents="ports", use_store=False, num_passages=4, **options)
         assert {each.document_id for each in alone.passages} == {"pages"}
-        for one_list in ({"use_store": False}, {"mixture": True}):  # no probabilities come from datastores
+        for one_list in ({}, {"use_store": False}, {"mixture": True}):  # no probabilities come from datastores
             with pytest.raises(NotFound) as plain:
                 lm.answer("Which is a port?", exclude_documents="pages", **lists, **one_list, **options)
             assert "two lists" not in str(plain.value)

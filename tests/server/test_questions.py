@@ -15,6 +15,7 @@ from running import PATIENCE_S, RunningServer
 from typer.testing import CliRunner
 
 from memlm.api.answers import Answer, AnswerRequest
+from memlm.api.chat import ChatRequest
 from memlm.api.datastores import NewDocument
 from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
 from memlm.api.params import SamplingParams
@@ -36,7 +37,8 @@ from memlm.v1.generation_pb2_grpc import GenerationStub
 from memlm.wire import codec
 
 QUESTION = "Which page has the memory?"
-ASK: dict[str, Any] = {"seed": 3, "max_tokens": 12, "budget": 500}
+ALONE: dict[str, Any] = {"seed": 3, "max_tokens": 12, "budget": 500}
+ASK = {**ALONE, "num_passages": 8}
 WINDOW = ("--attention-window", "44")  # the tiny model's context has no room for passages
 FORM = AnswerForm("m", is_chat=False, is_stream=False)
 GIVEN = [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(["port one", "a", "port two"])]
@@ -80,20 +82,21 @@ def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, An
         ]
 
 
-@pytest.mark.parametrize("options", [{}, {"use_store": False, "passages_by": "both"}, {"num_passages": 0}])
+@pytest.mark.parametrize("options", [{}, {"lam": 0.5, "passages_by": "both"}, {"num_passages": 0}])
 def test_an_answer_is_that_of_the_library(asked: Any, options: dict[str, Any]) -> None:
     _, client, lm = asked
-    expected = lm.answer(QUESTION, **ASK, **options)
+    asking = {**ASK, **options}
+    expected = lm.answer(QUESTION, **asking)
     assert bool(expected.passages) == bool(expected.left_out) == ("num_passages" not in options)
-    assert parts(client.answer(QUESTION, **ASK, **options)) == parts(expected)
+    assert parts(client.answer(QUESTION, **asking)) == parts(expected)
 
 
 @pytest.mark.parametrize("given", [GIVEN, GIVEN[:1], []])
 def test_given_passages_are_the_only_ones(asked: Any, given: list[Passage]) -> None:
     _, client, lm = asked
-    answer = client.answer(QUESTION, given, **ASK)
+    answer = client.answer(QUESTION, given, **ALONE)
     assert answer.passages == tuple(given)
-    assert parts(answer) == parts(lm.answer(QUESTION, given, **ASK))
+    assert parts(answer) == parts(lm.answer(QUESTION, given, **ALONE))
 
 
 def test_a_mixture_is_that_of_the_library(asked: Any) -> None:
@@ -151,8 +154,8 @@ def test_http_gives_the_same_answer_whole_and_in_events(asked: Any, mixture: boo
 
 def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder: Path, store_folder: Path) -> None:
     server, client, _ = asked
-    options = ["--seed", "3", "-n", "12", "--budget", "500"]
-    expected = client.answer(QUESTION, **ASK)
+    options = ["--seed", "3", "-n", "12", "--budget", "500", "--passages", "8"]
+    expected = client.answer(QUESTION, temperature=0.3, **ASK)
     served = ["client", "answer", QUESTION, "--target", server.address, *options]
     local = ["answer", QUESTION, "--model", str(model_folder), "--store", str(store_folder), *options, *WINDOW]
     for command in (served, local):
@@ -163,7 +166,7 @@ def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder
         printed = CliRunner().invoke(app, command).stdout.splitlines()
         places = [line for line in printed if line.startswith("[")]
         assert [line.split()[1] for line in places] == [each.place for each in expected.passages]
-        assert printed[-1] == f"{len(expected.left_out)} passages had no room in the prompt"
+        assert printed[-1] == f"no room in the prompt: {len(expected.left_out)} more"
     mixed = CliRunner().invoke(app, [*served, "--mixture"]).stdout
     assert mixed.count("weight 0.") == len(expected.passages) + len(expected.left_out)
     listed = CliRunner().invoke(app, ["client", "passages", QUESTION, "--k", "2", "--target", server.address, "--json"])
@@ -224,7 +227,9 @@ def test_an_answer_ends_once_a_document_of_its_prompt_is_deleted(
         def events(message: Any, call: Any) -> list[Any]:
             return [codec.event_from_wire(event) for event in call(message)]
 
-        request = AnswerRequest(QUESTION, budget=500, resume_s=60.0, sampling=SamplingParams(max_tokens=12, seed=3))
+        request = AnswerRequest(
+            QUESTION, num_passages=8, budget=500, resume_s=60.0, sampling=SamplingParams(max_tokens=12, seed=3)
+        )
         accepted, *_, finished = events(codec.to_wire(request), stub.Answer)
         assert isinstance(accepted, Accepted)
         assert isinstance(finished, Finished)
@@ -246,6 +251,34 @@ def test_an_answer_ends_once_a_document_of_its_prompt_is_deleted(
         assert gone not in {each.document_id for each in client.answer(QUESTION, **ASK).passages}
 
 
+def test_a_chat_is_that_of_the_library_over_grpc_and_http(asked: Any) -> None:
+    server, client, lm = asked
+    options = {"seed": 3, "max_tokens": 12}
+    expected = lm.chat(QUESTION, **options).result()
+    assert expected.accepted.prompt is not None
+    for number in (None, 2, 0):
+        mine, theirs = (each.chat(QUESTION, num_passages=number, **options).result() for each in (lm, client))
+        assert (theirs.text, theirs.accepted.prompt) == (mine.text, mine.accepted.prompt)
+        assert len(mine.accepted.prompt.passages if mine.accepted.prompt else ()) == (1 if number is None else number)
+    url = f"{server.http_url}/v1/chat/completions"
+    body = {"model": client.get_model().name, "messages": [{"role": "user", "content": QUESTION}], **options}
+    for memory, number in (({}, 1), ({"passages": 2}, 2), ({"passages": 0}, 0), ({"stores": []}, 0)):
+        (choice,) = httpx.post(url, json={**body, "memory": memory}, timeout=PATIENCE_S).json()["choices"]
+        mine = lm.chat(QUESTION, num_passages=number, use_store=memory != {"stores": []}, **options).result()
+        assert choice["message"]["content"] == mine.text
+        places = [f"{each['document_id']}:{each['first_line']}" for each in choice["memory"].get("passages", ())]
+        found = mine.accepted.prompt.passages if mine.accepted.prompt else ()
+        assert places == [f"{each.document_id}:{each.first_line}" for each in found]
+        assert len(places) == number
+    (choice,) = httpx.post(url, json=body, timeout=PATIENCE_S).json()["choices"]
+    assert (choice["message"]["content"], "memory" in choice) == (expected.text, False)
+    with httpx.stream("POST", url, json={**body, "memory": {}, "stream": True}, timeout=PATIENCE_S) as reply:
+        first = json.loads(next(line for line in reply.iter_lines() if line).removeprefix("data: "))
+    assert len(first["choices"][0]["memory"]["passages"]) == 1  # before the first token
+    refusal = httpx.post(url, json={**body, "memory": {"passages": 257}}, timeout=PATIENCE_S)
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "memory.passages")
+
+
 def test_a_deletion_while_the_answer_runs_is_seen_at_its_next_event() -> None:
     deletions = Deletions()
     forgetting = DeletionFilter(deletions.latest)
@@ -265,9 +298,9 @@ def test_prompts_beyond_the_cache_are_refused(tmp_path: Path, model_folder: Path
         RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
         Client(server.address) as client,
     ):
-        assert client.answer(QUESTION, GIVEN, **ASK).text
+        assert client.answer(QUESTION, GIVEN, **ALONE).text
         with pytest.raises(InvalidInput, match=r"\d+ prompts of .* fewer passages") as refused:
-            client.answer(QUESTION, GIVEN * 20, mixture=True, **ASK)
+            client.answer(QUESTION, GIVEN * 20, mixture=True, **ALONE)
         assert refused.value.field == "max_tokens"
 
 
@@ -275,6 +308,9 @@ def test_an_answer_finds_passages_in_the_callers_datastores_only(store_folder: P
     registry = DatastoreRegistry([tmp_path / "a", tmp_path / "b", tmp_path / "c"], None)
     rights = Rights(ServerConfig(model=Path("m")), registry)
     eve, nix = Principal("eve", stores=frozenset({"a", "b", "d"})), Principal("nix", stores=frozenset())
+    for chat in (ChatRequest.of("why?", {}), ChatRequest.of("why?", {"adapter": "tuned"})):
+        assert rights.authorize("Chat", eve, chat).retrieval.names == ("a", "b")
+        assert not rights.authorize("Chat", nix, chat).retrieval.use_store
     plain = AnswerRequest("why?")
     authorized = rights.authorize("Answer", eve, plain)
     assert authorized.searched_stores == ("a", "b")

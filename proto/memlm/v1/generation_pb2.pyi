@@ -136,7 +136,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("messages", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter")
+    __slots__ = ("messages", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter", "num_passages")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class ChatRequest(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PASSAGES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling: SamplingParams
     retrieval: RetrievalParams
@@ -159,7 +160,8 @@ class ChatRequest(_message.Message):
     drafts: int
     draft: str
     adapter: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
+    num_passages: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., num_passages: _Optional[int] = ...) -> None: ...
 
 class Passage(_message.Message):
     __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata", "first_line", "last_line")

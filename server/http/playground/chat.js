@@ -2,7 +2,6 @@
 
 import { Comparison, followSources } from "./comparison.js";
 import { byId, el } from "./dom.js";
-import { Settings } from "./settings.js";
 
 /** @param {import("./main.js").App} app */
 export function setUpChat(app) {
@@ -28,8 +27,7 @@ export function setUpChat(app) {
     const pane = reply.add("Reply");
     app.sources.show(pane);
     anew.hidden = false;
-    const room = byId("max-tokens").value ? { max_completion_tokens: app.settings.maxTokens } : {};
-    await reply.run(pane, { model: app.model.id, messages, ...room, ...Settings.logprobs(true), ...app.settings.read() });
+    await reply.run(pane, { model: app.model.id, messages, ...app.settings.ofChat });
   }
 
   function stop() {

@@ -2,7 +2,7 @@
 
 import { Comparison, followSources } from "./comparison.js";
 import { byId } from "./dom.js";
-import { ALONE, Settings } from "./settings.js";
+import { ALONE } from "./settings.js";
 
 /** @param {import("./main.js").App} app */
 export function setUpComplete(app) {
@@ -14,7 +14,7 @@ export function setUpComplete(app) {
   async function start() {
     texts.clear();
     const isSideBySide = app.settings.isSideBySide;
-    const body = { model: app.model.id, prompt: prompt.value, max_tokens: app.settings.maxTokens, ...Settings.logprobs(false), ...app.settings.read() };
+    const body = { model: app.model.id, prompt: prompt.value, ...app.settings.ofText };
     if (isSideBySide) body.seed ??= Math.floor(Math.random() * 2 ** 31);
     const first = texts.add(isSideBySide ? "With memory" : "Completion", { prompt: body.prompt, hasTitle: isSideBySide });
     app.sources.show(first);

@@ -48,6 +48,11 @@ export class Pane extends EventTarget {
     return this.memory.seed;
   }
 
+  /** The passages that a reply was asked from. */
+  get passages() {
+    return this.memory.passages ?? [];
+  }
+
   /** Generates, and returns once the text has ended. @param {object} body */
   run(body) {
     this.running = this.#run(body);
@@ -135,7 +140,8 @@ export class Pane extends EventTarget {
 
   #settle(ending, seconds) {
     const count = this.tokens.length;
-    const parts = [plural(count, "token"), `${percent(meanShare(this.tokens))} from memory`, ending];
+    const origin = this.passages.length ? `from ${plural(this.passages.length, "passage")}` : `${percent(meanShare(this.tokens))} from memory`;
+    const parts = [plural(count, "token"), origin, ending];
     if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
     if (count > 1 && seconds > 0) parts.push(`${figure(count / seconds, count / seconds < 10 ? 1 : 0)} tokens/s`);
     const { drafts, steps, completion_tokens: generated, searched_share: share } = this.usage;

@@ -4,6 +4,8 @@ import { byId, el, figure } from "./dom.js";
 
 const NEIGHBORS = 8;
 const TOP_LOGPROBS = 5;
+const MAX_TOKENS = 48; // of a text
+const OF_A_CHAT = { max_completion_tokens: 512, temperature: 0.3 }; // as `memlm chat`
 
 /** The object `memory` of the model alone. */
 export const ALONE = { stores: [] };
@@ -56,8 +58,17 @@ export class Settings {
     return body;
   }
 
-  get maxTokens() {
-    return Number(byId("max-tokens").value) || 48;
+  /** The parameters of a text. */
+  get ofText() {
+    return { max_tokens: Number(byId("max-tokens").value) || MAX_TOKENS, ...Settings.logprobs(false), ...this.read() };
+  }
+
+  /** The parameters of a chat. */
+  get ofChat() {
+    const body = { ...OF_A_CHAT, ...Settings.logprobs(true), ...this.read() };
+    if (byId("max-tokens").value) body.max_completion_tokens = Number(byId("max-tokens").value);
+    if (!byId("passages").checked && body.memory !== ALONE) body.memory.passages = 0;
+    return body;
   }
 
   /** What asks for the likeliest tokens, in the words of the two calls. */

@@ -42,12 +42,14 @@ export class SourcesPanel extends EventTarget {
 
   render() {
     const parts = [el("h2", {}, "Sources"), this.notice];
-    if (!this.pane?.tokens.length) {
+    const passages = this.pane?.passages ?? [];
+    if (passages.length) parts.push(this.#passages(passages));
+    if (!this.pane?.tokens.length && !passages.length) {
       parts.push(el("p", { class: "hint" }, "The documents behind the text appear here. Select a token to see its passages."));
-    } else {
+    } else if (this.pane.tokens.length) {
       const documents = documentsOf(this.pane.tokens);
       if (this.pane.view.pinned !== null) parts.push(this.#pinned(this.pane.view.pinned));
-      parts.push(this.#documents(documents));
+      if (documents.length || !passages.length) parts.push(this.#documents(documents));
       this.pane.highlight(documents.find((each) => each.key === this.selected)?.tokens ?? new Set());
     }
     this.element.replaceChildren(...parts);
@@ -106,6 +108,16 @@ export class SourcesPanel extends EventTarget {
     if (chosen) announce(`${nameOf(chosen)} contributed to ${plural(chosen.tokens.size, "token")}`);
   }
 
+  /** The passages of a reply, which stood before the question. */
+  #passages(passages) {
+    const cards = passages.map((each) => {
+      const source = { key: keyOf(each), store: each.store, id: each.document_id, title: each.title };
+      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, linesOf(each)));
+      return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, each.text)), this.#actions(source));
+    });
+    return el("section", { "aria-label": "Passages behind this reply" }, el("h3", {}, "The reply was asked from"), ...cards);
+  }
+
   #documents(documents) {
     const count = this.pane.tokens.length;
     const rows = documents.filter((each) => each.share / count >= 0.005).map((each) => this.#row(each, count));
@@ -118,9 +130,13 @@ export class SourcesPanel extends EventTarget {
     if (this.selected !== source.key) return row;
     const place = [source.id !== nameOf(source) && source.id, source.store, `${plural(source.tokens.size, "token")} marked`].filter(Boolean).join(" · ");
     row.append(el("p", { class: "hint" }, place));
-    if (forgotten.has(source.key)) row.append(el("p", { class: "hint" }, "Forgotten."));
-    else row.append(el("p", { class: "actions" }, this.#without(source), button("Forget…", () => this.#forget(source), { class: "danger" })));
+    row.append(this.#actions(source));
     return row;
+  }
+
+  #actions(source) {
+    if (forgotten.has(source.key)) return el("p", { class: "hint" }, "Forgotten.");
+    return el("p", { class: "actions" }, this.#without(source), button("Forget…", () => this.#forget(source), { class: "danger" }));
   }
 
   #without(source) {
@@ -150,6 +166,8 @@ function bar(label, share, name = "") {
   row.style.setProperty("--share", share.toFixed(3));
   return row;
 }
+
+const linesOf = ({ first_line: first, last_line: last }) => (first === last ? `line ${first}` : `lines ${first} to ${last}`);
 
 /** Neighbors with the same passage as one. */
 function folded(neighbors) {
