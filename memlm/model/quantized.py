@@ -19,6 +19,7 @@ GROUPS = BLOCK // HALVES // GROUP
 PLAIN_DTYPES = (torch.float16, torch.bfloat16)  # as native.cpp numbers them, after the layouts of blocks
 LARGEST = 127
 LARGEST_INPUT = 32_767  # inputs of a product have 16 bits: more than the weights need, in no more time
+LEAST_INPUT = 1e-30  # a block below it is zero: its inverse would be infinite
 
 
 class Layout(Enum):
@@ -204,5 +205,5 @@ def quantize_rows(x_RI: Float[Tensor, "R I"]) -> tuple[Float[Tensor, "R K i"], F
     """Rounds each block of a row to multiples of a 32,767th of its largest number. Returns multiples and units."""
     blocks_RKi = F.pad(x_RI.float(), (0, -x_RI.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     largest_RK = blocks_RKi.abs().amax(dim=2)
-    inverses_RK = torch.where(largest_RK > 0, torch.full_like(largest_RK, LARGEST_INPUT) / largest_RK, 0)
+    inverses_RK = torch.where(largest_RK > LEAST_INPUT, torch.full_like(largest_RK, LARGEST_INPUT) / largest_RK, 0)
     return (blocks_RKi * inverses_RK[..., None]).round(), largest_RK / LARGEST_INPUT

@@ -157,6 +157,21 @@ def test_a_row_with_a_number_that_is_not_finite_is_nan_and_no_other(instructions
 
 
 @needs_library
+@pytest.mark.parametrize("instructions", native.instruction_sets())
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("tiny", [1e-28, 1e-35, 1e-40, 1e-45])
+def test_blocks_of_tiny_inputs_are_no_more_than_tiny(instructions, layout, tiny):
+    """As a closed gate gives them: below 1e-34, the inverse of the unit is infinite."""
+    x_RI = torch.full((2, 64), tiny)
+    x_RI[:, :32] = 1
+    weight_OI = random(8, 64)
+    weight, expected_RO = packed(weight_OI, layout), x_RI @ packed(weight_OI, layout).to_dense().T
+    with native.using(instructions):
+        for product_RO in (native.multiply(x_RI, weight, None), weight.multiply(x_RI)):
+            torch.testing.assert_close(product_RO, expected_RO, rtol=1e-3, atol=1e-3)
+
+
+@needs_library
 def test_threads_share_a_product_and_callers_do_not_disturb_each_other():
     weight = BlockWeight.rounded(random(640, 640))
     inputs = [random(rows, 640, seed=rows) for rows in (1, 40, 3)]

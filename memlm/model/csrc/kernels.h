@@ -37,7 +37,7 @@ static inline float quantize_block(const float* x, int16_t* quantized, float* su
     float magnitude = 0;
     for (int i = 0; i < 8; i++) magnitude = largest[i] > magnitude ? largest[i] : magnitude;
     const float scale = magnitude / LARGEST_INPUT + sum(probe);
-    const Floats inverse = all(magnitude > 0 ? LARGEST_INPUT / magnitude : 0);
+    const Floats inverse = all(magnitude > LEAST_INPUT ? LARGEST_INPUT / magnitude : 0);
     for (int half = 0; half < HALVES; half++) {
         Floats wholes = all(0);
         for (int i = half * BLOCK / HALVES; i < (half + 1) * BLOCK / HALVES; i += 8) {

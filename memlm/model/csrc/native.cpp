@@ -18,6 +18,7 @@ constexpr int BLOCK = 32;
 constexpr int OUTPUTS = 8;
 constexpr int GROUP = 4;
 constexpr float LARGEST_INPUT = 32767;
+constexpr float LEAST_INPUT = 1e-30f;  // a block below it is zero: its inverse would be infinite
 constexpr int HALVES = 2;                               // of a block
 constexpr int GROUPS = BLOCK / HALVES / GROUP;          // of a half
 constexpr int ROWS_AT_ONCE = 4;                         // as many as have their sums in registers
