@@ -153,14 +153,17 @@ class _Loader:
     def _mixed(self, name: str, kinds: Sequence[str], rows: Sequence[Tensor]) -> BlockWeight:
         """Packs rows of several types, one after the other."""
         layout = layout_of(kinds)
-        parts = [blocks_of(part, kind).widened() for part, kind in zip(rows, kinds, strict=True)]
-        numbers, scales, minimums = (
-            self._rearranged(name, torch.cat([field.flatten(1) for field in fields]))
-            for fields in zip(*((part.numbers_OKi, part.scales_OKh, part.minimums_OKh) for part in parts), strict=True)
-        )
-        O, I = numbers.shape
+        parts = [blocks_of(part, kind).widened(layout) for part, kind in zip(rows, kinds, strict=True)]
         K = parts[0].numbers_OKi.shape[1]
-        blocks = Blocks(numbers.view(O, K, -1), scales.view(O, K, -1), minimums.view(O, K, -1))
+
+        def joined(fields: Sequence[Tensor]) -> Tensor:
+            return self._rearranged(name, torch.cat([field.flatten(1) for field in fields])).unflatten(1, (K, -1))
+
+        numbers_OKi = joined([part.numbers_OKi for part in parts])
+        scales_OKh = joined([part.scales_OKh for part in parts])
+        minimums = [part.minimums_OKh for part in parts if part.minimums_OKh is not None]
+        blocks = Blocks(numbers_OKi, scales_OKh, joined(minimums) if minimums else None)
+        O, I = len(numbers_OKi), numbers_OKi[0].numel()
         return BlockWeight(blocks.packed(layout), max(kinds, key=kinds.count), O, I, layout)
 
     def _rearranged(self, name: str, tensor: Tensor) -> Tensor:

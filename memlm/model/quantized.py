@@ -71,19 +71,19 @@ class Blocks:
             dense_OKhi += self.minimums_OKh[..., None]
         return dense_OKhi.flatten(1)
 
-    def widened(self) -> Blocks:
-        """The same with minimums, and with scales for each half of a block."""
-        scales_OKh = self.scales_OKh.expand(-1, -1, HALVES)
+    def widened(self, layout: Layout) -> Blocks:
+        """The same with as many scales and minimums of a block as a layout has."""
+        scales_OKh = self.scales_OKh.expand(-1, -1, layout.num_scales)
+        if not layout.has_minimums:
+            return Blocks(self.numbers_OKi.to(torch.int8), scales_OKh)
         minimums_OKh = torch.zeros_like(scales_OKh) if self.minimums_OKh is None else self.minimums_OKh
-        return Blocks(self.numbers_OKi.to(torch.int8), scales_OKh, minimums_OKh.expand(-1, -1, HALVES))
+        return Blocks(self.numbers_OKi.to(torch.int8), scales_OKh, minimums_OKh.expand(-1, -1, layout.num_scales))
 
     def packed(self, layout: Layout) -> UInt8[Tensor, "P K B"]:
         """Returns panels. The last one is filled up with zeros."""
         missing = -len(self.numbers_OKi) % OUTPUTS
-        parts = [self.scales_OKh] if self.minimums_OKh is None else [self.scales_OKh, self.minimums_OKh]
-        if layout.has_minimums and self.minimums_OKh is None:
-            parts.append(torch.zeros_like(self.scales_OKh))
-        parts = [part.expand(-1, -1, layout.num_scales) for part in parts]
+        wide = self.widened(layout)
+        parts = [wide.scales_OKh] if wide.minimums_OKh is None else [wide.scales_OKh, wide.minimums_OKh]
         headers_PKho = F.pad(torch.cat(parts, dim=2), (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, OUTPUTS))
         headers_PKho = headers_PKho.permute(0, 2, 3, 1).to(layout.scale_dtype).contiguous()
         numbers = F.pad(self.numbers_OKi, (0, 0, 0, 0, 0, missing)).unflatten(2, (HALVES, GROUPS, GROUP))

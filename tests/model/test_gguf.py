@@ -132,9 +132,8 @@ def test_blocks_stand_for_the_numbers_that_the_package_reads(kind):
         assert torch.equal(packed.panels_PKB, weight.panels_PKB)
     else:
         assert native.library() is None or kind not in native.PACKED_KINDS
-    wide = BlockWeight(
-        blocks_of(torch.from_numpy(rows), kind).widened().packed(Layout.INT8_WIDE), kind, 13, 512, Layout.INT8_WIDE
-    )
+    panels = blocks_of(torch.from_numpy(rows), kind).packed(Layout.INT8_WIDE)
+    wide = BlockWeight(panels, kind, 13, 512, Layout.INT8_WIDE)
     assert torch.equal(wide.to_dense(), weight.to_dense())
 
 
@@ -162,6 +161,39 @@ def test_rows_of_different_formats_share_a_layer(tmp_path):
         "qkv": ("Q4_1", Layout.INT8_WIDE), "up": ("Q4_1", Layout.INT8_WIDE)
     }  # fmt: skip
     assert not isinstance(block.ff.down.packed, BlockWeight)
+
+
+@pytest.mark.parametrize("first", TENSOR_TYPES)
+def test_all_pairs_of_formats_share_fused_matrices(tmp_path, monkeypatch, first):
+    """Each layer has another second format: of keys and values beside queries in the first, of gate beside up."""
+    path, seconds = tmp_path / "model.gguf", dict(enumerate(TENSOR_TYPES[TENSOR_TYPES.index(first) :]))
+    others = {f"layers.{layer}.self_attn.{name}_proj": kind for layer, kind in seconds.items() for name in "kv"}
+    others |= {f"layers.{layer}.mlp.gate_proj": kind for layer, kind in seconds.items()}
+    sizes = WIDE | {"num_hidden_layers": len(seconds), "initializer_range": 0.05}
+    model = write_gguf(path, make_model(transformers.LlamaConfig(**LLAMA | sizes)), TOKENIZER, first, others)
+    expected = weights_of(path, "float32")
+    for library in (native.library(), None):
+        monkeypatch.setattr(native, "library", lambda library=library: library)
+        for name, weight in weights_of(path, "gguf").items():
+            assert torch.equal(weight, expected[name]), name
+        assert difference(model, path, "gguf") < 2 * BLOCKS_ATOL  # up to eleven layers add up
+
+
+def weights_of(path: Path, dtype: str) -> dict[str, torch.Tensor]:
+    return load_checkpoint(path, dtype=dtype).decoder.weights()
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "int8", "int4", "gguf"])
+def test_mixed_formats_have_the_weights_of_their_numbers_in_every_dtype(tmp_path, dtype):
+    """The formats of public Q4_K_M files whose width 256 does not divide."""
+    others = {"v_proj": "Q8_0", "down_proj": "Q6_K", "embed_tokens": "Q8_0"}
+    model = make_model(transformers.LlamaConfig(**LLAMA | {"hidden_size": 64, "intermediate_size": 256}))
+    write_gguf(
+        tmp_path / "plain.gguf", write_gguf(tmp_path / "mixed.gguf", model, TOKENIZER, "Q5_0", others), TOKENIZER
+    )
+    mixed, plain = (weights_of(tmp_path / name, dtype) for name in ("mixed.gguf", "plain.gguf"))
+    for name, weight in plain.items():
+        assert torch.equal(mixed[name], weight), name
 
 
 def test_auto_keeps_blocks_where_this_processor_has_kernels(tmp_path, monkeypatch):

@@ -248,7 +248,6 @@ def packed(weight_OI: Tensor, kind: torch.dtype | Layout) -> PanelWeight:
     if isinstance(kind, torch.dtype):
         return PlainWeight.of(weight_OI.to(kind))
     blocks = Blocks.rounded(weight_OI, kind.bits)
-    blocks = blocks.widened() if kind is Layout.INT8_WIDE else blocks
     return BlockWeight(blocks.packed(kind), "test", *weight_OI.shape, kind)
 
 
