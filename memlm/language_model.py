@@ -193,7 +193,9 @@ class LanguageModel:
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends a text, or tokens, to a session: all of it, or nothing."""
-        return run_steps(self.engine.sessions.append(name, text, token_ids=tuple(token_ids)))
+        return run_steps(
+            self.engine.sessions.append(name, text, token_ids=token_ids_of("token_ids", token_ids, least=0))
+        )
 
     def get_session(self, name: str) -> SessionInfo:
         """Describes a session. Raises NotFound for one that was deleted or has expired."""
@@ -390,7 +392,7 @@ class LanguageModel:
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens. Raises InvalidInput for an id outside the vocabulary."""
-        return self.checkpoint.tokenizer.decode(token_ids, whole=True)
+        return self.checkpoint.tokenizer.decode(token_ids_of("token_ids", token_ids, least=0), whole=True)
 
     def remember(
         self,
@@ -429,7 +431,8 @@ class LanguageModel:
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they influence no answer.
 
-        Raises NotFound with the ids that the datastore does not have, and then deletes none.
+        Raises NotFound with the ids that the datastore does not have, and then deletes none. Raises InvalidInput for
+        one id in place of a list.
         """
         return self.engine.stores.prepare_delete(document_ids, store).apply()
 

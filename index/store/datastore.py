@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from memlm.base.files import storage
+from memlm.base.lists import items_of
 from memlm.errors import Corrupt, InvalidInput, Locked
 from memlm.index.factory import FLAT
 from memlm.index.neighbors import Neighbors
@@ -112,15 +113,18 @@ class Datastore:
         """Deletes documents: from the commit on they contribute to no answer, here and in every process that opens or
         refreshes later.
 
-        Raises NotFound, naming it, for a missing document, and then deletes none. Other processes may add to the store
+        Raises NotFound, naming it, for a missing document, and then deletes none. Raises InvalidInput as
+        `prepare_delete` does. Other processes may add to the store
         or compact it meanwhile: the deletion outlasts their commits.
         """
         return self.prepare_delete(document_ids).apply()
 
     def prepare_delete(self, document_ids: Sequence[str]) -> PendingDelete:
         """Commits a deletion in any thread, while others search. Searches of this object find the documents until
-        `PendingDelete.apply`. The documents are those of the store that is at the path now.
+        `PendingDelete.apply`. The documents are those of the store that is at the path now. Raises InvalidInput for
+        one text in place of a list: its characters may be ids too.
         """
+        document_ids = items_of("document_ids", document_ids, expected="ids of documents")
         with commit_lock(self.path) as lock:
             return self._commit_deletion(self._open_current(), document_ids, lock)
 

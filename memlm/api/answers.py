@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from memlm.api.datastores import DOCUMENTS_OPTION, WHERE_OPTION, as_filters, document_filter
+from memlm.api.datastores import DOCUMENTS_OPTION, NAMES, WHERE_OPTION, as_filters, document_filter
 from memlm.api.generation import Completion
 from memlm.api.params import MAX_STORES, RetrievalParams, StreamRequest, stream_fields
 from memlm.api.passages import (
@@ -23,6 +23,7 @@ from memlm.api.passages import (
 )
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.api.request import Request
+from memlm.base.lists import check_list, items_of
 from memlm.base.options import option
 from memlm.base.storable import problem_in
 from memlm.errors import InternalError, InvalidInput, check_choice, check_range
@@ -85,8 +86,7 @@ class FindPassagesRequest(Request[tuple[Passage, ...]]):
         """Makes one of keyword arguments, in which `documents` and `exclude_documents` may be one string, and `where`
         values by field.
         """
-        excluded = options.pop("exclude_documents", ())
-        excluded = (excluded,) if isinstance(excluded, str) else tuple(excluded)
+        excluded = items_of("exclude_documents", options.pop("exclude_documents", ()), expected=NAMES, one=True)
         return cls(question, exclude_documents=excluded, **as_filters(options))
 
 
@@ -172,6 +172,8 @@ class AnswerRequest(StreamRequest):
             if own.get("num_passages"):
                 raise InvalidInput("num_passages is given with passages; leave out one", field="num_passages")
             own["num_passages"] = 0
+        if passages is not None:
+            check_list("passages", passages, Passage, expected="passages")
         return cls(question, tuple(passages or ()), **own, **stream_fields(options))
 
     @property
@@ -284,7 +286,7 @@ def passage_settings(
     mixture: bool,
 ) -> dict[str, Any]:
     """The fields of an AnswerRequest of its own, from the arguments of `answer`. `passage_stores` may be one name."""
-    names = (passage_stores,) if isinstance(passage_stores, str) else tuple(passage_stores)
+    names = items_of("passage_stores", passage_stores, expected="names of datastores", one=True)
     return {
         "num_passages": num_passages, "passages_by": passages_by, "passage_stores": names, "budget": budget,
         "mixture": mixture,

@@ -17,6 +17,7 @@ from memlm.api.operations import OperationInfo
 from memlm.api.paging import check_page_size
 from memlm.api.params import RetrievalParams
 from memlm.api.request import Request
+from memlm.base.lists import check_list, items_of
 from memlm.base.options import option, parse_bytes
 from memlm.base.storable import check_document
 from memlm.errors import InvalidInput, check_choice, check_range
@@ -30,6 +31,8 @@ MAX_FILTERS = 100  # of one search
 INDEX = "Index"
 MAX_NAME = 200
 CHECKS = ("quick", "full", "none")
+IDS, NAMES, FIELDS = "ids of documents", "ids, folders or globs of documents", "FIELD=VALUE"  # in errors about lists
+PATHS = "paths on the server"
 STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -159,10 +162,12 @@ class SearchRequest(Request[tuple[Neighbor, ...]]):
 
 def document_filter(documents: Sequence[str], where: Sequence[str]) -> DocumentFilter:
     """Makes a filter of the fields of a request. Raises InvalidInput for too many, and for a malformed one."""
+    documents = items_of("documents", documents, expected=NAMES)
+    where = items_of("where", where, expected=FIELDS)
     for name, filters in (("documents", documents), ("where", where)):
         if len(filters) > MAX_FILTERS:
             raise InvalidInput(f"{name} has {len(filters)} filters; at most {MAX_FILTERS}", field=name)
-    return DocumentFilter(tuple(documents), tuple(parse_fields(where).items()))
+    return DocumentFilter(documents, tuple(parse_fields(where).items()))
 
 
 def as_filters(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,8 +175,11 @@ def as_filters(options: Mapping[str, Any]) -> dict[str, Any]:
     documents, where = options.get("documents", ()), options.get("where", ())
     if isinstance(where, Mapping):
         where = tuple(f"{name}={value}" for name, value in where.items())
-    documents, where = ((each,) if isinstance(each, str) else tuple(each) for each in (documents, where))
-    return {**options, "documents": documents, "where": where}
+    return {
+        **options,
+        "documents": items_of("documents", documents, expected=NAMES, one=True),
+        "where": items_of("where", where, expected=FIELDS, one=True),
+    }
 
 
 def parse_fields(where: Sequence[str]) -> dict[str, str]:
@@ -195,6 +203,7 @@ class DeleteDocumentsRequest(Request[DeleteReport]):
     store: str | None = None
 
     def __post_init__(self) -> None:
+        check_list("document_ids", self.document_ids, expected=IDS)
         count = len(self.document_ids)
         if not 1 <= count <= MAX_DOCUMENT_IDS:
             raise InvalidInput(
@@ -203,10 +212,8 @@ class DeleteDocumentsRequest(Request[DeleteReport]):
 
     @classmethod
     def of(cls, document_ids: Sequence[str], store: str | None) -> DeleteDocumentsRequest:
-        """Makes one of a list of ids. Raises InvalidInput for a lone string."""
-        if isinstance(document_ids, str):
-            raise InvalidInput(f"document_ids is the text {document_ids!r}; expected a list", field="document_ids")
-        return cls(tuple(document_ids), store)
+        """Makes one of a list of ids. Raises InvalidInput for anything else, such as one id."""
+        return cls(items_of("document_ids", document_ids, expected=IDS), store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +277,7 @@ class BuildDatastoreRequest(Request[OperationInfo]):
     def __post_init__(self) -> None:
         check_store_name(self.store)
         _check_request_id(self.request_id)
+        check_list("corpus", self.corpus, expected=PATHS)
         if not 1 <= len(self.corpus) <= MAX_PATHS:
             raise InvalidInput(f"corpus has {len(self.corpus)} paths; expected 1 to {MAX_PATHS}", field="corpus")
         if self.index is not None:
@@ -301,7 +309,7 @@ class NewDocument:
     def __post_init__(self) -> None:
         if not self.id:
             raise InvalidInput("a document has no id; give each one its own", field="documents.id")
-        if not (self.continues or self.text.strip()) or "\0" in self.text:
+        if not isinstance(self.text, str) or not (self.continues or self.text.strip()) or "\0" in self.text:
             raise InvalidInput(f"document {self.id!r} has no text, or a NUL in it", field="documents.text")
         check_document(self.id, self.title, self.metadata)
 
@@ -377,6 +385,7 @@ class RememberRequest(Request[RememberReport]):
             raise InvalidInput(
                 "document_id, title and metadata are of a text; documents have their own", field="documents"
             )
+        check_list("documents", text, NewDocument, expected="one text, or documents")
         return cls(tuple(text), store, replace)
 
 

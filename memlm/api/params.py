@@ -7,13 +7,13 @@ gRPC. The metadata of a field is its command-line option.
 from __future__ import annotations
 
 import difflib
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, cast
 
 from memlm.api.prompts import approximate_tokens, check_num_ids, check_text, split_prompt
 from memlm.api.request import Request
+from memlm.base.lists import check_list, items_of
 from memlm.base.options import option
 from memlm.errors import InvalidInput, check_range
 
@@ -203,6 +203,8 @@ class RetrievalParams:
         check_range("nprobe", self.nprobe, least=1, whole=True)
         check_range("min_pointers", self.min_pointers, least=0, whole=True)
         check_range("context_cache", self.context_cache, least=0, most=MAX_CONTEXT_CACHE, whole=True)
+        is_name = self.store is None or isinstance(self.store, str)
+        _require(is_name, "store", self.store, "one name; give several as stores")
         names = [store.name for store in self.stores]
         _require(len(names) <= MAX_STORES, "stores", len(names), f"at most {MAX_STORES}")
         _require(len(set(names)) == len(names), "stores", ", ".join(names), "each store once")
@@ -228,12 +230,13 @@ class RetrievalParams:
     def of(cls, **options: Any) -> RetrievalParams:
         """Makes one from keyword arguments. `stores` may be names, or weights by name; `exclude_documents` one name."""
         if "exclude_documents" in options:
-            options["exclude_documents"] = _strings("exclude_documents", options["exclude_documents"])
+            excluded = options["exclude_documents"]
+            named = () if excluded is None else excluded
+            options["exclude_documents"] = items_of("exclude_documents", named, expected="names of documents", one=True)
         stores = options.get("stores")
-        if stores is not None and (isinstance(stores, str) or not isinstance(stores, Iterable)):
-            raise InvalidInput(f"stores is {stores!r}; expected names in a list, or weights by name", field="stores")
         if stores is not None:
-            pairs = stores.items() if isinstance(stores, Mapping) else ((store, 1.0) for store in stores)
+            listed = items_of("stores", stores, str | StoreWeight, expected="names")
+            pairs = stores.items() if isinstance(stores, Mapping) else ((store, 1.0) for store in listed)
             options["stores"] = tuple(
                 name if isinstance(name, StoreWeight) else StoreWeight(name, float(weight)) for name, weight in pairs
             )
@@ -363,18 +366,10 @@ def stream_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         parts[_part_of(name)][name] = value
     if "stop" in parts["sampling"]:
-        parts["sampling"]["stop"] = _strings("stop", parts["sampling"]["stop"])
+        stop = parts["sampling"]["stop"]
+        parts["sampling"]["stop"] = () if stop is None else items_of("stop", stop, one=True)
     sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
     return {"sampling": sampling, "retrieval": retrieval, **parts["request"]}
-
-
-def _strings(name: str, given: object) -> tuple[str, ...]:
-    """Strings from one, from several, or from None for none. Raises InvalidInput for anything else."""
-    if given is None or isinstance(given, str):
-        return () if given is None else (given,)
-    if not isinstance(given, Iterable):
-        raise InvalidInput(f"{name} is {given!r}; expected a string, or strings in a list", field=name)
-    return tuple(given)
 
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
@@ -387,16 +382,13 @@ def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[Generate
 
     Raises InvalidInput for one prompt in place of several, and for a session, which takes one at a time.
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        raise InvalidInput(
-            f"prompts is {reprlib.repr(prompts)}; expected a list of prompts, and generate takes one", field="prompts"
-        )
+    check_list("prompts", prompts, expected="prompts")
     if options.get("session") is not None:
         raise InvalidInput("a session takes one prompt at a time; ask one after the other", field="session")
     seed = options.get("seed")
     return [
         GenerateRequest.of(prompt, options if seed is None else {**options, "seed": seed + number})
-        for number, prompt in enumerate(prompts)
+        for number, prompt in enumerate(cast("Iterable[Any]", prompts))
     ]
 
 

@@ -28,7 +28,7 @@ def split_prompt(prompt: object, ids: object = None, *, name: str = "prompt") ->
     return "", token_ids_of("prompt_token_ids", ids)
 
 
-def token_ids_of(name: str, given: object) -> tuple[int, ...]:
+def token_ids_of(name: str, given: object, *, least: int = 1) -> tuple[int, ...]:
     """Token ids from a list, a tuple or an array of whole numbers. Raises InvalidInput, naming the argument."""
     try:
         if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -38,7 +38,7 @@ def token_ids_of(name: str, given: object) -> tuple[int, ...]:
         raise InvalidInput(
             f"{name} is {reprlib.repr(given)}; expected a text, or token ids in a list", field=name
         ) from None
-    if not ids:
+    if len(ids) < least:
         raise InvalidInput(f"{name} holds no token ids; give at least one, or a text", field=name)
     return ids
 

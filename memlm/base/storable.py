@@ -21,6 +21,7 @@ SHOWN_KEYS = 5  # of a path in a message
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 REPLACEMENT = "\ufffd"
 
+_KINDS = {str: "a text", Mapping: "fields by name"}
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -41,9 +42,12 @@ def problem_in(value: Any, name: str = "") -> str:
 
 
 def check_document(document_id: str, title: str, metadata: Mapping[str, Any]) -> None:
-    """Raises InvalidInput, naming the document and the field, where a datastore could not hold one of these."""
-    for name, value in (("id", document_id), ("title", title), ("metadata", metadata)):
-        if problem := problem_in(value, name):
+    """Raises InvalidInput, naming the document and the field, where a datastore could not hold one of these: an id and
+    a title are texts.
+    """
+    for name, value, kind in (("id", document_id, str), ("title", title, str), ("metadata", metadata, Mapping)):
+        other = f"{name} is of the type {type(value).__name__}; expected {_KINDS[kind]}"
+        if problem := problem_in(value, name) if isinstance(value, kind) else other:
             raise InvalidInput(f"document {document_id!r}: {problem}", field=f"documents.{name}")
 
 

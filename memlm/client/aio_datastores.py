@@ -11,10 +11,12 @@ import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from os import urandom
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlm.api.aio_handles import AsyncOperation
 from memlm.api.datastores import (
+    PATHS,
     AddDocumentsRequest,
     BuildDatastoreRequest,
     CompactDatastoreRequest,
@@ -38,6 +40,7 @@ from memlm.api.operations import (
     WaitOperationRequest,
 )
 from memlm.api.paging import MAX_PAGE
+from memlm.base.lists import check_list, items_of
 from memlm.client.resume import DEFAULT_TIMEOUT_S
 from memlm.errors import InvalidInput
 
@@ -72,7 +75,7 @@ class AsyncDatastores:
     async def build(
         self,
         store: str,
-        corpus: str | Sequence[str],
+        corpus: str | Path | Sequence[str | Path],
         *,
         replace: bool = False,
         request_id: str | None = None,
@@ -89,7 +92,7 @@ class AsyncDatastores:
             raise InvalidInput(
                 f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
             )
-        paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
+        paths = tuple(map(str, items_of("corpus", corpus, str | Path, expected=PATHS, one=True)))
         request_id = request_id or urandom(16).hex()
         request = BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id, **options)
         return AsyncOperation(self._operations, (await self._transport.ask(request, timeout_s)).name)
@@ -109,6 +112,7 @@ class AsyncDatastores:
         `replace` replaces existing documents. Without it, the operation fails on an existing id. `check` is "quick",
         "full" or "none".
         """
+        check_list("documents", documents, expected="documents")
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check)
         return AsyncOperation(self._operations, (await self._transport.add(request, documents, timeout_s)).name)
 

@@ -12,9 +12,11 @@ import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from os import urandom
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlm.api.datastores import (
+    PATHS,
     AddDocumentsRequest,
     BuildDatastoreRequest,
     CompactDatastoreRequest,
@@ -39,6 +41,7 @@ from memlm.api.operations import (
     WaitOperationRequest,
 )
 from memlm.api.paging import MAX_PAGE
+from memlm.base.lists import check_list, items_of
 from memlm.client.resume import DEFAULT_TIMEOUT_S
 from memlm.errors import InvalidInput
 
@@ -73,7 +76,7 @@ class Datastores:
     def build(
         self,
         store: str,
-        corpus: str | Sequence[str],
+        corpus: str | Path | Sequence[str | Path],
         *,
         replace: bool = False,
         request_id: str | None = None,
@@ -90,7 +93,7 @@ class Datastores:
             raise InvalidInput(
                 f"unknown option {unknown[0]!r}; the options are {', '.join(sorted(_OPTIONS))}", field=unknown[0]
             )
-        paths = (corpus,) if isinstance(corpus, str) else tuple(map(str, corpus))
+        paths = tuple(map(str, items_of("corpus", corpus, str | Path, expected=PATHS, one=True)))
         request_id = request_id or urandom(16).hex()
         request = BuildDatastoreRequest(store, paths, replace=replace, request_id=request_id, **options)
         return Operation(self._operations, (self._transport.ask(request, timeout_s)).name)
@@ -110,6 +113,7 @@ class Datastores:
         `replace` replaces existing documents. Without it, the operation fails on an existing id. `check` is "quick",
         "full" or "none".
         """
+        check_list("documents", documents, expected="documents")
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check)
         return Operation(self._operations, (self._transport.add(request, documents, timeout_s)).name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,10 @@ def add_document_requests(
 
 def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
     """A document whole or in parts: each at most `room` bytes, and PIECE_BYTES beside title and metadata."""
+    if not all(hasattr(document, name) for name in ("id", "text", "title", "metadata")):
+        raise InvalidInput(
+            f"documents holds {reprlib.repr(document)}; expected documents, as NewDocument(id, text)", field="documents"
+        )
     whole = NewDocument(document.id, document.text, document.title, document.metadata)
     overhead = codec.to_wire(replace(whole, text="-")).ByteSize()
     room = min(room, overhead + PIECE_BYTES)

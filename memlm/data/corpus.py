@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Any
 
 from memlm.api.prompts import check_text
 from memlm.base.files import is_under
+from memlm.base.lists import items_of
 from memlm.base.printable import one_line
 from memlm.base.storable import is_utf8, problem_in
 from memlm.data.formats import (
@@ -98,8 +99,10 @@ class Corpus:
     documents: Sequence[Document] = ()
 
     def __post_init__(self) -> None:
-        given = _listed(self.paths)
-        documents = (*self.documents, *(each for each in given if isinstance(each, Document)))
+        given = items_of("corpus", self.paths, str | Path | Document, expected="files, folders or documents")
+        in_memory = items_of("documents", self.documents, Document, expected="documents")
+        items_of("roots", self.roots, Path, expected="folders")
+        documents = (*in_memory, *(each for each in given if isinstance(each, Document)))
         for document in documents:
             _check(document)
         object.__setattr__(self, "documents", documents)
@@ -261,23 +264,6 @@ def corpus_of(given: Corpus | Sequence[str | Path | Document]) -> Corpus:
     return given if isinstance(given, Corpus) else Corpus(given)
 
 
-def _listed(given: object) -> list[str | Path | Document]:
-    """The paths and documents of a list. Raises InvalidInput for anything else, such as one path."""
-    if isinstance(given, str | Path | Document) or not isinstance(given, Iterable):
-        raise InvalidInput(
-            f"the corpus is {reprlib.repr(given)}; expected a list of files, folders or documents, as"
-            f" [{reprlib.repr(given)}]",
-            field="corpus",
-        )
-    listed = list(given)
-    for each in listed:
-        if not isinstance(each, str | Path | Document):
-            raise InvalidInput(
-                f"the corpus holds {reprlib.repr(each)}; expected files, folders or documents", field="corpus"
-            )
-    return listed
-
-
 def _check(document: Document) -> None:
     """Raises InvalidInput for a document in memory that no datastore can hold."""
     record = {**document.metadata, "id": document.id, "text": document.text, "title": document.title}
@@ -310,6 +296,8 @@ def _summary_of(binary: Sequence[Problem]) -> Problem:
 
 def check_glob(glob: str) -> None:
     """Raises InvalidInput for a pattern that could leave its folder, or that no file name can match."""
+    if not isinstance(glob, str):
+        raise InvalidInput(f"glob is {reprlib.repr(glob)}; expected one pattern, as '**/*.txt'", field="glob")
     parts = PurePath(glob).parts
     if not parts or "\0" in glob or glob.startswith("/") or ".." in parts:
         problem = "expected a pattern within the folder, without '..' and not from '/'"

@@ -26,6 +26,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from memlm.api.prompts import MAX_TOKEN_IDS
+from memlm.base.lists import check_list
 from memlm.base.steps import Offload, Outcome, Steps
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
@@ -88,6 +89,7 @@ class Tokenizer:
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         """Learns a vocabulary of at most `vocab_size` tokens: 256 bytes, the special token, and merges."""
+        check_list("texts", texts)
         if vocab_size < 257:
             raise InvalidInput(
                 f"vocab_size is {vocab_size}; expected at least 257, one for each byte", field="vocab_size"

@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 from jaxtyping import Float32
 
+from memlm.base.lists import items_of
 from memlm.base.options import RAY, check_shard
 from memlm.distributed.shard_finder import ShardFinder
 from memlm.distributed.shard_messages import (
@@ -149,6 +150,7 @@ class Shards:
 
         `cluster` is the address of that with the shards `ray://NAME`, by default RAY_ADDRESS, or this node's cluster.
         """
+        addresses = items_of("shards", addresses, expected="addresses")
         if repeated := [each for each in addresses if addresses.count(each) > 1]:
             raise InvalidInput(f"the shard {repeated[0]!r} was given twice; leave one out", field="shards")
         self._timeout_s, self._partial, self._turn = timeout_s, partial, 0

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from memlm.api.datastores import DeleteReport, RememberReport, StoreInfo
 from memlm.api.params import RetrievalParams
+from memlm.base.lists import items_of
 from memlm.errors import (
     AlreadyExists,
     Corrupt,
@@ -125,17 +126,13 @@ class LoadedStores:
         and for p_kNN a `search_sums`, where given. Raises InvalidInput if two share a name, and for one folder in place
         of a list.
         """
-        if isinstance(stores, str | Path):
-            raise InvalidInput(
-                f"stores is {str(stores)!r}; expected folders in a list, as [{str(stores)!r}], or folders by name",
-                field="stores",
-            )
         self._on_lost, self._search, self._search_sums = on_lost, search, search_sums
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}
         self._retired: list[weakref.ref[ModelStore]] = []
         self._retrievers: weakref.WeakValueDictionary[tuple[Any, ...], Retriever] = weakref.WeakValueDictionary()
-        named = stores.items() if isinstance(stores, Mapping) else (("", path) for path in stores)
+        folders = items_of("stores", stores, str | Path, expected="folders")
+        named = stores.items() if isinstance(stores, Mapping) else (("", path) for path in folders)
         for given, path in named:
             store = LoadedStore(given or Path(path).name, Path(path))
             if store.name in self._stores:

@@ -27,6 +27,7 @@ from memlm.api.generation import GenerationEvent
 from memlm.api.handles import TokenStream
 from memlm.api.options import GenerateOptions
 from memlm.api.params import GenerateRequest, RetrievalParams
+from memlm.base.lists import check_list, items_of
 from memlm.base.steps import run_steps
 from memlm.errors import Incompatible, InvalidInput, check_range
 from memlm.generation.generation import Generation
@@ -143,7 +144,7 @@ class ModelMixture:
     ) -> None:
         self.checkpoints = [
             model if isinstance(model, Checkpoint) else load_checkpoint(model, dtype=dtype, device=device)
-            for model in models
+            for model in items_of("models", models, str | Path | Checkpoint, expected="models")
         ]
         if not self.checkpoints:
             raise InvalidInput("a mixture has no models; give one at least", field="models")
@@ -197,6 +198,7 @@ class ModelMixture:
 
     def learn_prior(self, texts: Iterable[str]) -> tuple[float, ...]:
         """Moves the prior by the posterior after each text, and returns it: the cached prior of DEMix."""
+        check_list("texts", texts)
         for text in texts:
             self.score(text)
             if not self.updates:

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from memlm.base.files import write_atomic
+from memlm.base.lists import items_of
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model.adapters import Adapter, Bottleneck, BottleneckLayer, LoRA, LoRALayer, Part, merge, new_adapter
 from memlm.model.checkpoint import CONFIG_FILE, MODEL_TYPE, Checkpoint, load_checkpoint, save_checkpoint
@@ -316,9 +317,9 @@ def attach_adapters(checkpoint: Checkpoint, adapters: Sequence[str | Path] | Map
 
     Raises InvalidInput if two share a name, and as `load_adapter` does.
     """
-    named = (
-        adapters.items() if isinstance(adapters, Mapping) else [(Path(each).resolve().name, each) for each in adapters]
-    )
+    folders = items_of("adapters", adapters, str | Path, expected="folders")
+    by_own_name = [(Path(each).resolve().name, each) for each in folders]
+    named = adapters.items() if isinstance(adapters, Mapping) else by_own_name
     for name, folder in named:
         checkpoint.decoder.adapters.attach(name, load_adapter(folder, checkpoint).eval(), checkpoint.decoder)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from memlm.api.handles import TokenStream
+from memlm.base.lists import items_of
 from memlm.errors import InvalidInput, check_range
 
 LINE_TOKENS = 64  # of an answer or an inference, by default
@@ -116,6 +117,7 @@ def selection_inference(
     """Lets a model select `num_selected` facts and infer another one from them, `rounds` times, and answer a question
     from the last one. Raises InvalidInput for no facts.
     """
+    facts = items_of("facts", facts)
     if not facts:
         raise InvalidInput("facts is empty; give at least one", field="facts")
     check_range("rounds", rounds, least=1, whole=True)
@@ -140,6 +142,7 @@ def choose(model: Ranker, prompt: str, choices: Sequence[str]) -> int:
     """The number of the choice with the highest log-probability a token after a prompt, the first of equals. Without
     the division by tokens, the shortest choice would win.
     """
+    choices = items_of("choices", choices)
     if not choices:
         raise InvalidInput("choices is empty; give at least one", field="choices")
     means = [model.loglikelihood(prompt, each)[0] / max(1, len(model.tokenize(each))) for each in choices]

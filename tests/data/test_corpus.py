@@ -50,10 +50,10 @@ def test_documents_in_memory_are_a_corpus(tmp_path):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("/a/path", "the corpus is '/a/path'; expected a list"),
-        (Path("docs"), "expected a list"),
-        (Document("a", "text"), "expected a list"),
-        (None, "expected a list"),
+        ("/a/path", "corpus is '/a/path'; expected files, folders or documents in a list"),
+        (Path("docs"), "in a list"),
+        (Document("a", "text"), "in a list"),
+        (None, "in a list"),
         ([5], "holds 5"),
         ([], "no corpus was given"),
         ([Document("", "text")], "document '': its id"),

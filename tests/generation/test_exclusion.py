@@ -244,7 +244,7 @@ def test_exclusions_share_the_keys_in_memory(pair):
         ({"exclude_documents": "folder/"}, NotFound, "'folder/'"),
         ({"exclude_documents": [""]}, InvalidInput, "none empty"),
         ({"exclude_documents": [3]}, InvalidInput, "names of documents"),
-        ({"exclude_documents": 3}, InvalidInput, "expected a string, or strings in a list"),
+        ({"exclude_documents": 3}, InvalidInput, "expected names of documents in a list"),
         ({"exclude_documents": ["a"] * 101}, InvalidInput, "at most 100 names"),
         ({"exclude_documents": ["doc-1.txt"], "use_store": False}, InvalidInput, "no datastore is searched"),
     ],

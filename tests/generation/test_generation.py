@@ -224,7 +224,7 @@ def test_a_list_of_prompts_is_a_batch(lm):
 @pytest.mark.parametrize(
     ("prompts", "options", "says"),
     [
-        ("Once", {}, "prompts is 'Once'; expected a list of prompts, and generate takes one"),
+        ("Once", {}, "prompts is 'Once'; expected prompts in a list"),
         (5, {}, "prompts is 5"),
         (["a", 5], {}, "prompt is 5; expected a text"),
         (["a", "b"], {"session": "x"}, "one prompt at a time"),

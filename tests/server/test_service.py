@@ -108,7 +108,7 @@ def test_lists_mean_the_same_to_server_and_library(client: Client, lm: LanguageM
         for ours, theirs in zip(completions, expected, strict=True):
             assert alike(ours.tokens, theirs.tokens)
     assert client.score(prompts) == lm.score(prompts)
-    with pytest.raises(InvalidInput, match="expected a list of prompts"):
+    with pytest.raises(InvalidInput, match="expected prompts in a list"):
         client.generate_batch(PROMPT)
 
 

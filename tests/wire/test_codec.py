@@ -445,7 +445,6 @@ def test_nan_is_refused_by_name(name: str) -> None:
     ("record", "field"),
     [
         (params.SamplingParams(max_tokens=2**40), "max_tokens"),
-        (params.RetrievalParams(store=5), "store"),  # type: ignore[arg-type]
         (params.RetrievalParams(store="\ud800"), "store"),
         (generation.TokenizeRequest(5), "text"),  # type: ignore[arg-type]
         (generation.DetokenizeRequest((2**40,)), "token_ids"),
@@ -487,7 +486,7 @@ def test_an_event_of_another_version_is_an_error() -> None:
 @given(st.lists(text, min_size=1, max_size=2) | text)
 def test_a_lone_document_id_is_not_taken_for_a_list(ids: list[str] | str) -> None:
     if isinstance(ids, str):
-        with pytest.raises(InvalidInput, match="expected a list"):
+        with pytest.raises(InvalidInput, match="in a list"):
             datastores.DeleteDocumentsRequest.of(ids, None)
     else:
         assert datastores.DeleteDocumentsRequest.of(ids, None).document_ids == tuple(ids)
