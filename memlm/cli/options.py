@@ -12,6 +12,7 @@ import typer
 from memlm.api.datastores import parse_fields
 from memlm.api.params import SAMPLING
 from memlm.base.options import parse_bytes
+from memlm.base.texts import text_of
 from memlm.errors import InvalidInput
 
 Corpora = Annotated[
@@ -158,7 +159,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 def read_text(path: Path) -> str:
     """The text of a file, or of standard input for `-`. Raises InvalidInput, naming it, where there is none."""
     try:
-        return (sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()).decode()
+        return text_of(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 at byte {error.start:,}; give a text file") from None
     except OSError as error:

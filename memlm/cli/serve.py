@@ -12,6 +12,7 @@ import typer
 
 from memlm.base.options import RAY, check_shard, format_bytes
 from memlm.base.printable import one_line
+from memlm.base.texts import read_text
 from memlm.cli.console import emit_json, err
 from memlm.cli.fields import with_fields
 from memlm.server.config import ServerConfig, is_on_ray
@@ -22,7 +23,7 @@ def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path} cannot be read as TOML ({error})") from error
     known = {parameter.name for parameter in context.command.params if parameter.name} - {"config_file", "json"}

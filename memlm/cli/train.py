@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from memlm.base.texts import read_text
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
 from memlm.cli.fields import Overrides, with_fields
@@ -95,7 +96,7 @@ def train_config(
     changes: dict[str, Any] = {}
     if file is not None:
         try:
-            changes = tomllib.loads(file.read_text(encoding="utf-8"))
+            changes = tomllib.loads(read_text(file))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InvalidInput(f"{file} cannot be read as TOML ({error})", field="config") from error
     if fine_tuning:

@@ -19,6 +19,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from memlm.api.chat import Message
+from memlm.base.texts import read_text
 from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer, json_of
 from memlm.errors import Incompatible, InvalidInput, NotFound
 
@@ -52,7 +53,7 @@ class ChatTemplate:
         settings = json_of(folder / SETTINGS_FILE)
         source = settings.get("chat_template")
         if (file := folder / TEMPLATE_FILE).is_file():
-            source = file.read_text(encoding="utf-8")
+            source = read_text(file)
         if isinstance(source, list):  # several with names, of which one is the default
             named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
             source = named.get("default")

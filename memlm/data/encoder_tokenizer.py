@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
+from memlm.base.texts import read_text
 from memlm.data.tokenizer import FILE_NAME
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
@@ -44,7 +45,7 @@ class EncoderTokenizer:
                 name=str(path),
             )
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            return cls(tokenizers.Tokenizer.from_str(read_text(path)))
         except Exception as error:  # the library raises bare Exception
             raise Corrupt(f"{path} cannot be read as a tokenizer ({error}); restore the file") from error
 

@@ -28,6 +28,7 @@ from tokenizers.trainers import BpeTrainer
 from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.base.lists import check_list
 from memlm.base.steps import Offload, Outcome, Steps
+from memlm.base.texts import read_text
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
 END_OF_TEXT = "<|endoftext|>"
@@ -116,7 +117,7 @@ class Tokenizer:
                 f"no tokenizer at {path}; a model's folder holds a {FILE_NAME}", kind="tokenizer", name=str(path)
             )
         try:
-            backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            backend = tokenizers.Tokenizer.from_str(read_text(path))
         except Exception as error:  # the library raises bare Exception
             raise Corrupt(f"{path} cannot be read as a tokenizer ({error}); restore the file") from error
         return cls(backend, _special_ids(path.parent, backend))
@@ -390,7 +391,7 @@ def json_of(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except ValueError as error:
         raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
     return content if isinstance(content, dict) else {}

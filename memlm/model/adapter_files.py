@@ -21,6 +21,7 @@ from torch import Tensor
 
 from memlm.base.files import write_atomic
 from memlm.base.lists import items_of
+from memlm.base.texts import read_text
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model.adapters import Adapter, Bottleneck, BottleneckLayer, LoRA, LoRALayer, Part, merge, new_adapter
 from memlm.model.checkpoint import CONFIG_FILE, MODEL_TYPE, Checkpoint, load_checkpoint, save_checkpoint
@@ -90,7 +91,7 @@ def _family_of(path: Path) -> Family:
     if is_gguf(path):
         kind = GgufFile(path).architecture
         return FAMILIES.get(GGUF_FAMILIES.get(kind, kind), OWN)
-    model_type = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8")).get("model_type", MODEL_TYPE)
+    model_type = json.loads(read_text(path / CONFIG_FILE)).get("model_type", MODEL_TYPE)
     return FAMILIES.get(model_type, OWN)
 
 
@@ -181,7 +182,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             kind="adapter", name=str(folder),
         )  # fmt: skip
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
+        config: Any = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
     kind = config.get("peft_type") if isinstance(config, dict) else None

@@ -25,6 +25,7 @@ import memlm.model.native as native
 from memlm.api.params import SamplingParams
 from memlm.base.compute import AUTO, BITS, GGUF
 from memlm.base.files import move, sync_file
+from memlm.base.texts import read_text
 from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
@@ -72,7 +73,7 @@ class Checkpoint:
         Raises Incompatible for an invalid value.
         """
         path = self.path / GENERATION_FILE
-        settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings = json.loads(read_text(path)) if path.is_file() else {}
         if not settings.get("do_sample"):
             return SamplingParams()
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -223,7 +224,7 @@ def read_config_file(folder: Path) -> dict[str, Any]:
             name=str(folder),
         )
     try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
+        config: Any = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{path} is not JSON ({error}); restore the file") from error
     if not isinstance(config, dict):

@@ -19,6 +19,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from memlm.base.files import write_atomic
+from memlm.base.texts import read_text
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.data.tokenizer import json_of
 from memlm.errors import Corrupt, Incompatible
@@ -152,7 +153,7 @@ def _pooling(folder: Path) -> str:
     """Reads how sentence-transformers makes a vector. Raises Incompatible for a way that this version lacks."""
     path = folder / MODULES_FILE
     try:
-        modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+        modules = json.loads(read_text(path)) if path.is_file() else []
         kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{path} has no list of modules ({error!r}); copy it again") from error

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from memlm.base.texts import read_text
 from memlm.errors import Corrupt, Incompatible
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
@@ -140,7 +141,7 @@ def weight_paths(folder: Path) -> list[Path]:
     if not index.is_file():
         raise Corrupt(f"{folder / WEIGHTS_FILE} is missing; restore the file")
     try:
-        files = sorted({folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        files = sorted({folder / name for name in json.loads(read_text(index))["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{index} is no index of safetensors files ({error}); restore the file") from error
     for path in files:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memlm.base.texts import text_of
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
 from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_readable
 
@@ -143,7 +144,7 @@ def _unreadable(path: Path, error: Exception) -> InvalidInput:
 
 def _parse_callers(content: bytes, path: Path) -> tuple[Principal, ...]:
     try:
-        entries_by_key = tomllib.loads(content.decode())
+        entries_by_key = tomllib.loads(text_of(content))
     except ValueError as error:
         raise _unreadable(path, error) from error
     entries = entries_by_key.get("token")

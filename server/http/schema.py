@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from memlm.base.texts import text_of
 from memlm.errors import InvalidInput
 
 Schema = Mapping[str, Any]
@@ -40,7 +41,7 @@ _WORDS = {
 def parse_json(data: bytes, schema: Schema) -> dict[str, Any]:
     """Decodes an object and checks it. Values of null count as left out. Raises InvalidInput, naming the parameter."""
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        value = json.loads(text_of(data), parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         raise InvalidInput("the body is not UTF-8; send JSON") from None
     except RecursionError:
