@@ -69,7 +69,7 @@ def test_a_store_of_an_older_version_that_holds_nan_answers_with_null(tmp_path, 
         ' "c": "\\ud800", "d": "\\ud83d\\ude42"}'
     )
     with monkeypatch.context() as older:  # it checked neither here nor there
-        older.setattr("memlm.data.corpus.problem_in", lambda record: "")
+        older.setattr("memlm.data.records.problem_in", lambda record: "")
         older.setattr("memlm.index.store.documents.check_document", lambda *document: None)
         build_index(model_folder, Corpus([tmp_path / "c.jsonl"]), tmp_path / "store")
     expected = {"a": None, "b": [None, 2], "c": "\ufffd", "d": "🙂"}

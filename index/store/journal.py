@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -57,7 +58,7 @@ class Journal:
 
 def is_datastore(folder: Path) -> bool:
     """Whether a folder is a datastore, or becomes one: an unfinished build, or a copy in its temporary folder."""
-    if not (folder / SEGMENTS).is_dir():
+    if not os.path.isdir(folder / SEGMENTS):
         return False
     if TEMPORARY.fullmatch(folder.name) or any((folder / name).is_file() for name in (CURRENT, COMMIT_LOCK)):
         return True

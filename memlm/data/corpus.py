@@ -9,17 +9,19 @@ within that folder, a line or row by its `id`, or by file and number. Holds one 
 from __future__ import annotations
 
 import json
-import reprlib
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Any
+from pathlib import Path, PurePath
+from typing import IO, Any, TypeAlias
 
 from memlm.api.prompts import check_text
 from memlm.base.files import is_under
 from memlm.base.lists import items_of
 from memlm.base.printable import one_line
-from memlm.base.storable import is_utf8, problem_in
+from memlm.base.storable import is_utf8
+from memlm.data.folders import Folder, check_glob
 from memlm.data.formats import (
     JSON_LINES,
     PARQUET,
@@ -33,14 +35,17 @@ from memlm.data.formats import (
     unpacked_size,
 )
 from memlm.data.ignored import IgnoreRules
+from memlm.data.records import read_record, without_infinite
 from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.index.store.journal import is_datastore
 
 SAMPLE_BYTES = 8000  # where git looks for a NUL
-SHOWN_NAMES = 3
+SHOWN_NAMES, SHOWN_PROBLEMS = 3, 3
+ALL_FILES = "**/*"
 NUL_BYTE = "a NUL byte, as in binary files"
 ADVICE = "convert the file to UTF-8 text, or leave it out with --glob"
-MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
+
+Listing: TypeAlias = "list[tuple[str, Path]]"  # files by the names of their documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ class Corpus:
     """
 
     paths: Sequence[str | Path | Document]
-    glob: str = "**/*"
+    glob: str = ALL_FILES
     on_error: str = "skip"
     on_problem: Callable[[Problem], None] = _ignore
     roots: Sequence[Path] = ()
@@ -111,57 +116,52 @@ class Corpus:
             raise InvalidInput(f"on_error is {self.on_error!r}; expected 'skip' or 'fail'", field="on_error")
         if not self.paths and not self.documents:
             raise InvalidInput("no corpus was given; name at least one file or folder", field="corpus")
-        for path in self._paths:
-            if str(path) != STANDARD_INPUT and not Path(path).exists():
-                raise NotFound(f"no file or folder at {path}; check the path", kind="corpus", name=str(path))
+        for path in self.places:
+            if str(path) != STANDARD_INPUT:
+                _check_there(path)
         check_glob(self.glob)
 
     def __iter__(self) -> Iterator[Document]:
-        """Yields the documents in order. Raises InvalidInput at the end if there was none."""
-        empty, binary = True, list[Problem]()
-        datastores = [path for path in self._paths if is_datastore(path)]
-        for path in datastores:
-            self._report(Problem(str(path), "a datastore, and no text; left out"))
-        for name, path in self._found():
-            if not self._may_read(path):
-                self._report_link(name, path)
-                continue
-            try:
-                for document in self._read(name, path):
-                    empty = False
-                    yield document
-            except _IsBinary as found:
-                binary.append(found.problem)
-        if binary:
-            self._report(_summary_of(binary))
+        """Yields the documents in order. Raises InvalidInput at the end, with the first problems, if there was none."""
+        reading = _Reading(self)
+        yield from reading.documents()
         yield from self.documents
-        if empty and not self.documents:
-            places = one_line(", ".join(str(path) for path in self.paths))
-            if len(datastores) == len(self.paths):
-                raise InvalidInput(
-                    f"{places}: a datastore, and no text; name the files or folders whose text is to be read",
-                    field="corpus",
-                )
-            raise InvalidInput(
-                f"no text was found under {places} with glob {self.glob!r}; nothing was built", field="corpus"
-            )
+        if not reading.num_documents and not self.documents:
+            raise self._no_text(reading.problems)
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """Yields each file that may be read, with the name its documents go by."""
-        return ((name, path) for name, path in self._found() if self._may_read(path))
+        return ((name, path) for name, path in self.found() if self.may_read(path))
 
-    def _found(self) -> Iterator[tuple[str, Path]]:
-        for path in self._paths:
-            if str(path) == STANDARD_INPUT:
-                yield standard_input_name(), PIPED_IN
-            elif path.is_dir():
-                rules = IgnoreRules(path, hidden=self.hidden)
-                for file in sorted(file for file in path.glob(self.glob) if file.is_file()):
-                    name = file.relative_to(path)
-                    if not rules.leaves_out(PurePosixPath(name)):
-                        yield name.as_posix(), file
-            else:
-                yield path.name, path
+    def found(self, on_unreadable: Callable[[Path, OSError], None] = lambda path, error: None) -> Listing:
+        """Lists all files that are there, in the order of the paths, before any is read.
+
+        A file is called by its path within its folder. Where two would have one name, as the README.md of two folders,
+        all are called by their paths within the folder that holds all paths.
+        """
+        listings = [self._files_of(path, on_unreadable) for path in self.places]
+        names = Counter(name for listing in listings for name, _ in listing)
+        if len(names) < names.total():
+            return _called_apart(self.places, listings)
+        return [each for listing in listings for each in listing]
+
+    def _files_of(self, path: Path, on_unreadable: Callable[[Path, OSError], None]) -> Listing:
+        if str(path) == STANDARD_INPUT:
+            return [(standard_input_name(), PIPED_IN)]
+        if not path.is_dir():
+            return [(path.name, path)]
+        return Folder(path, self.glob, IgnoreRules(path, hidden=self.hidden), on_unreadable).files()
+
+    def _no_text(self, problems: Sequence[Problem]) -> InvalidInput:
+        places = one_line(", ".join(str(path) for path in self.paths))
+        if all(map(is_datastore, self.places)):
+            why = "a datastore, and no text; name the files or folders whose text is to be read"
+            return InvalidInput(f"{places}: {why}", field="corpus")
+        chosen = "" if self.glob == ALL_FILES else f" with glob {self.glob!r}"
+        reasons = "; ".join(map(str, problems[:SHOWN_PROBLEMS]))
+        more = f" and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
+        why = f" ({reasons}{more})" if reasons else ""
+        return InvalidInput(f"no text was found under {places}{chosen}; nothing was built{why}", field="corpus")
 
     @property
     def num_bytes(self) -> int:
@@ -172,19 +172,51 @@ class Corpus:
     @property
     def label(self) -> str:
         """The names of the files and folders, or the number of documents, for a report."""
-        names = [path.name for path in self._paths]
+        names = [path.name for path in self.places]
         return ", ".join([*names, *([f"{len(self.documents)} documents"] if self.documents else [])])
 
     @property
-    def _paths(self) -> list[Path]:
+    def places(self) -> list[Path]:
+        """The files and folders."""
         return [Path(path) for path in self.paths if not isinstance(path, Document)]
 
-    def _may_read(self, path: Path) -> bool:
+    def may_read(self, path: Path) -> bool:
+        """Whether a file lies under one of the `roots`, if there are some."""
         return not self.roots or is_under(path, self.roots)
+
+
+class _Reading:
+    """One pass over the files of a corpus, which counts the documents and keeps the problems."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus, self.num_documents, self.problems = corpus, 0, list[Problem]()
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the documents of all files, in order."""
+        corpus, binary = self._corpus, list[Problem]()
+        for path in filter(is_datastore, corpus.places):
+            self._report(Problem(str(path), "a datastore, and no text; left out"))
+        for name, path in corpus.found(self._report_unreadable):
+            if not corpus.may_read(path):
+                self._report_link(name, path)
+                continue
+            try:
+                for document in self._read(name, path):
+                    self.num_documents += 1
+                    yield document
+            except _IsBinary as found:
+                binary.append(found.problem)
+        if binary:
+            self._report(_summary_of(binary))
+
+    def _report_unreadable(self, path: Path, error: OSError) -> None:
+        """Reports a folder that may not be listed. Of one outside of the roots, reports nothing."""
+        if self._corpus.may_read(path):
+            self._report(Problem(str(path), f"cannot be read ({error.strerror}); what is in it is left out"))
 
     def _report_link(self, name: str, path: Path) -> None:
         """Reports a link out of the roots. Of a linked folder, reports not even the number of its files."""
-        if is_under(path.parent, self.roots):
+        if is_under(path.parent, self._corpus.roots):
             self._report(Problem(name, "a link to a place outside of what may be read"))
 
     def _read(self, name: str, path: Path) -> Iterator[Document]:
@@ -203,7 +235,7 @@ class Corpus:
 
     def _read_text(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
         raw = stream.read(SAMPLE_BYTES)
-        if b"\0" in raw and self.on_error == "skip":
+        if b"\0" in raw and self._corpus.on_error == "skip":
             line = 1 + raw.count(b"\n", 0, raw.find(b"\0"))
             raise _IsBinary(Problem(f"{name}:{line}", f"{NUL_BYTE}; {ADVICE}"))
         raw += stream.read()
@@ -223,7 +255,7 @@ class Corpus:
             if text is None:
                 continue
             try:
-                yield _document_of(json.loads(text), where)
+                yield self._document_of(json.loads(text), where)
             except (ValueError, RecursionError) as error:
                 self._report(Problem(where, f"not a JSON document ({error})"))
         if empty:
@@ -233,11 +265,19 @@ class Corpus:
         number = 0
         for number, row in enumerate(rows_of(path), start=1):
             try:
-                yield _document_of(row, f"{name}:{number}")
+                yield self._document_of(row, f"{name}:{number}")
             except ValueError as error:
                 self._report(Problem(f"{name}:{number}", f"not a document ({error})"))
         if not number:
             self._report(Problem(name, "empty"))
+
+    def _document_of(self, value: Any, where: str) -> Document:
+        """Makes a document of a JSON object. Raises ValueError, naming the first thing that is wrong with it."""
+        finite, infinite = without_infinite(value)
+        document = Document(*read_record(finite, where))
+        for name in infinite:
+            self._report(Problem(where, f"{name!r} holds NaN or an infinity, which JSON does not have; left out"))
+        return document
 
     def _decode(self, where: str, raw: bytes, first_line: int = 1) -> str | None:
         """Decodes a text. Returns None, after reporting the problem, if it cannot be used."""
@@ -254,14 +294,35 @@ class Corpus:
         return None
 
     def _report(self, problem: Problem) -> None:
-        if self.on_error == "fail":
+        if self._corpus.on_error == "fail":
             raise UnusableText(f"{problem} (--on-error skip goes on without it)")
-        self.on_problem(problem)
+        self.problems.append(problem)
+        self._corpus.on_problem(problem)
 
 
 def corpus_of(given: Corpus | Sequence[str | Path | Document]) -> Corpus:
     """A corpus as it is, or one of paths or documents in a list."""
     return given if isinstance(given, Corpus) else Corpus(given)
+
+
+def _check_there(path: Path) -> None:
+    try:
+        is_there, why = path.exists(), "check the path"
+    except OSError as error:
+        is_there, why = False, f"its folder cannot be read ({error.strerror})"
+    if not is_there:
+        raise NotFound(f"no file or folder at {path}; {why}", kind="corpus", name=str(path))
+
+
+def _called_apart(places: Sequence[Path], listings: Sequence[Listing]) -> Listing:
+    """Files under names that tell folders apart. A file that was given twice comes once."""
+    folders = [place if place.is_dir() else place.parent for place in places if str(place) != STANDARD_INPUT]
+    common = os.path.commonpath([os.path.abspath(folder) for folder in folders or ["."]])
+    named = dict[str, Path]()
+    for name, path in (each for listing in listings for each in listing):
+        within = name if path is PIPED_IN else PurePath(os.path.relpath(os.path.abspath(path), common)).as_posix()
+        named.setdefault(within, path)
+    return list(named.items())
 
 
 def _check(document: Document) -> None:
@@ -272,7 +333,7 @@ def _check(document: Document) -> None:
         check_text("its title", document.title, field="title")
         if not document.id:
             raise ValueError("its id is empty")
-        _document_of(record, document.id)
+        read_record(record, document.id)
     except ValueError as error:
         raise InvalidInput(f"document {document.id!r}: {error}", field="documents") from error
 
@@ -292,36 +353,3 @@ def _summary_of(binary: Sequence[Problem]) -> Problem:
     names = [problem.where.rpartition(":")[0] for problem in binary[:SHOWN_NAMES]]
     more = f" and {len(binary) - SHOWN_NAMES} more" if len(binary) > SHOWN_NAMES else ""
     return Problem(f"{len(binary)} binary files", f"left out: {', '.join(names)}{more}")
-
-
-def check_glob(glob: str) -> None:
-    """Raises InvalidInput for a pattern that could leave its folder, or that no file name can match."""
-    if not isinstance(glob, str):
-        raise InvalidInput(f"glob is {reprlib.repr(glob)}; expected one pattern, as '**/*.txt'", field="glob")
-    parts = PurePath(glob).parts
-    if not parts or "\0" in glob or glob.startswith("/") or ".." in parts:
-        problem = "expected a pattern within the folder, without '..' and not from '/'"
-    elif len(parts) > MAX_GLOB_PARTS or parts.count("**") > MAX_GLOB_FOLDERS:
-        problem = f"expected at most {MAX_GLOB_PARTS} parts, and '**' {MAX_GLOB_FOLDERS} times"
-    elif any("**" in part and part != "**" for part in parts):
-        problem = "expected '**' to stand for folders alone, as in **/*.txt"
-    else:
-        return
-    raise InvalidInput(f"glob is {glob[:200]!r}; {problem}", field="glob")
-
-
-def _document_of(record: Any, where: str) -> Document:
-    """Makes a document of a JSON object. Raises ValueError, naming the first thing that is wrong with it."""
-    if not isinstance(record, dict):
-        raise ValueError(f"expected an object with a text, got {type(record).__name__}")
-    fields = dict(record)
-    text, name = fields.pop("text", None), fields.pop("id", where)
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError('"text" is missing, empty or no string')
-    if not isinstance(name, str | int) or isinstance(name, bool):
-        raise ValueError('"id" is neither a string nor a whole number')
-    if "\0" in text:
-        raise ValueError('"text" has a NUL')
-    if problem := problem_in(record):
-        raise ValueError(problem)
-    return Document(id=str(name), text=text, title=str(fields.pop("title", "")), metadata=fields)

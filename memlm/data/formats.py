@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from memlm.base.files import storage
+from memlm.base.texts import InUtf8
 from memlm.errors import InvalidInput
 
 if sys.version_info >= (3, 14):
@@ -32,6 +33,7 @@ PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstd.open}
 UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a file may raise
 
 SAMPLE_BYTES = 1 << 20  # of a packed file, for the ratio of packing
+PIECE_BYTES = 1 << 16
 ROWS = 64  # of a table at a time: a row may be a book
 
 _JSON_ROWS = json.JSONDecoder(parse_constant=lambda name: None if name == "NaN" else float(name))
@@ -77,6 +79,33 @@ class _Reading(io.RawIOBase):
         return len(data)
 
 
+class _Unmarked(io.RawIOBase):
+    """Reads an open file as UTF-8 without its byte order mark, and closes it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._text, self._ready, self._ended = file, InUtf8(), memoryview(b""), False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and not self._ended:
+            data = self._file.read(PIECE_BYTES)
+            self._ended = not data
+            try:
+                self._ready = memoryview(self._text.feed(data, final=self._ended))
+            except UnicodeDecodeError as error:
+                raise OSError(f"its byte order mark says {error.encoding}, and it is not: {error.reason}") from error
+        taken = self._ready[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._ready = self._ready[len(taken) :]
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _is_object(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
@@ -86,17 +115,17 @@ def _is_object(line: bytes) -> bool:
 
 def layout_of(name: str) -> str:
     """Returns the suffix of a file's layout, without that of its packing."""
-    path = Path(name)
+    path = Path(name.lower())
     return (path.with_suffix("") if path.suffix in PACKED else path).suffix
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """Opens a file, or standard input for PIPED_IN, and unpacks it as it is read. Raises one of UNREADABLE, here or
-    while reading.
+    """Opens a text, or standard input for PIPED_IN, unpacks it as it is read, and gives it in UTF-8 without its byte
+    order mark. Raises one of UNREADABLE, here or while reading.
     """
     if path is PIPED_IN:
-        return io.BufferedReader(_Reading(_standard_input()))
-    return PACKED.get(path.suffix, open)(path, "rb")
+        return io.BufferedReader(_Unmarked(io.BufferedReader(_Reading(_standard_input()))))
+    return io.BufferedReader(_Unmarked(PACKED.get(path.suffix.lower(), open)(path, "rb")))
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -129,15 +158,15 @@ def unpacked_size(path: Path) -> int:
     """Returns the size of a file once unpacked, from its metadata or extrapolated from its beginning."""
     if path is PIPED_IN:
         return os.fstat(_standard_input().fileno()).st_size
-    size = path.stat().st_size
+    size, suffix = path.stat().st_size, path.suffix.lower()
     try:
-        if path.suffix == PARQUET:
+        if suffix == PARQUET:
             return _text_size(path)
-        if path.suffix == ".zst":
+        if suffix == ".zst":
             return _guessed_size(path, size)
     except UNREADABLE:
         return size
-    if path.suffix == ".gz" and size >= 4:  # the last four bytes hold it, modulo 2^32 (RFC 1952)
+    if suffix == ".gz" and size >= 4:  # the last four bytes hold it, modulo 2^32 (RFC 1952)
         with path.open("rb") as file:
             file.seek(-4, io.SEEK_END)
             return int(struct.unpack("<I", file.read(4))[0])

@@ -4,12 +4,15 @@ exclude.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
 
+from memlm.base.texts import InUtf8
+from memlm.errors import InvalidInput
 from memlm.index.store.journal import is_datastore
 
 IGNORE_FILES = (".gitignore", ".memlmignore")  # the later one decides
@@ -31,19 +34,22 @@ class IgnoreRules:
 
     def leaves_out(self, file: PurePosixPath) -> bool:
         """Whether a file, given by its path within the folder, is left out."""
-        if self._is_datastore:
-            return True
-        return any(self._is_out(parent, True) for parent in file.parents[-2::-1]) or self._is_out(file, False)
+        return self.leaves_out_folder(file.parent) or self._is_out(file, False)
+
+    def leaves_out_folder(self, folder: PurePosixPath) -> bool:
+        """Whether all files of a folder, given by its path within the folder, are left out."""
+        way = [folder, *folder.parents][-2::-1]  # from the first folder on
+        return self._is_datastore or any(self._is_out(each, True) for each in way)
 
     def _find_out(self, path: PurePosixPath, is_folder: bool) -> bool:
+        if not self._hidden and (path.name.startswith(".") or self._is_excluded(path, is_folder)):
+            return True
         folder = self._folder / path
-        if is_folder and is_datastore(folder):
-            return True
-        if self._hidden:
-            return False
-        if path.name.startswith("."):
-            return True
-        if is_folder and (path.name in IGNORED_FOLDERS or (folder / ENVIRONMENT_FILE).is_file()):
+        is_environment = not self._hidden and os.path.isfile(folder / ENVIRONMENT_FILE)  # raises for no folder
+        return is_folder and (is_environment or is_datastore(folder))
+
+    def _is_excluded(self, path: PurePosixPath, is_folder: bool) -> bool:
+        if is_folder and path.name in IGNORED_FOLDERS:
             return True
         is_out = False
         for parent in reversed(path.parents):
@@ -58,9 +64,28 @@ class IgnoreRules:
         for name in IGNORE_FILES:
             file = self._folder / folder / name
             if file.is_file() and not file.is_symlink():
-                with file.open("rb") as stream:
-                    lines = stream.read(MAX_IGNORE_BYTES).decode(errors="replace").splitlines()
+                lines = _lines_of(file)
                 # Of `a/**`, git leaves the folder `a` itself in, as of `a/*`; pathspec does so of the latter only.
                 lines = [line.removesuffix("*") if line.endswith("/**") else line for line in lines]
                 specs.append(GitIgnoreSpec.from_lines(lines))
         return specs
+
+
+def _lines_of(file: Path) -> list[str]:
+    """The patterns of an ignore file. Raises InvalidInput where it cannot be read whole: what it leaves out may be
+    secret.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_IGNORE_BYTES + 1)
+        if len(content) > MAX_IGNORE_BYTES:
+            raise OSError(f"more than {MAX_IGNORE_BYTES:,} bytes")
+        # Names that are no UTF-8 are compared as the file system gives them. Git ends a line at \n alone.
+        lines = InUtf8().feed(content, final=True).decode(errors="surrogateescape").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(
+            f"{file} cannot be read ({error}), and what it leaves out is not known; mend it, or read all files"
+            " (--hidden)",
+            field="corpus",
+        ) from error
+    return [line.removesuffix("\r") for line in lines]

@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
+from starlette.convertors import Convertor, register_url_convertor
+
 from memlm.server.frontend.service import Service
 from memlm.server.http import bodies, completions, datastores, models, questions
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.schema import Schema
+
+
+class _Id(Convertor[str]):
+    """The id of a document in a path: any text, also one with line ends, which a `path` does not take."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("id", _Id())
 
 Handler = Callable[[Service, Exchange], Awaitable[None]]
 
@@ -129,7 +146,7 @@ ENDPOINTS = (
         bodies.DELETE,
     ),
     Endpoint(
-        "DELETE", f"{_STORE}/documents/{{document:path}}", datastores.delete_document, "Deletes a document.", _STORES
+        "DELETE", f"{_STORE}/documents/{{document:id}}", datastores.delete_document, "Deletes a document.", _STORES
     ),
     Endpoint(
         "GET",

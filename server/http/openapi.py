@@ -14,7 +14,7 @@ from memlm.server.http.endpoints import ENDPOINTS, Endpoint
 from memlm.server.http.uploads import MULTIPART
 
 ALL_STORES = ("/v1/datastores/search", "/v1/datastores/passages")  # whose handlers also serve one datastore
-_PATH_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_PATH_PARAMETER = re.compile(r"\{(\w+)(:\w+)?\}")
 _ERROR = {
     "type": "object",
     "properties": {

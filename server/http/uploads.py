@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from memlm.api.datastores import NewDocument
-from memlm.base.storable import is_utf8
+from memlm.base.texts import InUtf8
+from memlm.data.records import read_record
 from memlm.errors import InvalidInput
 
 MULTIPART = "multipart/form-data"
@@ -101,7 +101,10 @@ class _Form:
 
     def _begin_file(self) -> None:
         options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
-        field, name = (options.get(key, b"").decode(errors="replace") for key in (b"name", b"filename"))
+        try:
+            field, name = (options.get(key, b"").decode() for key in (b"name", b"filename"))
+        except UnicodeDecodeError:
+            raise InvalidInput("the name of a file in the form is not UTF-8; rename it", field="files") from None
         if field not in ("file", "files") or not name:
             raise InvalidInput(
                 f"the form has a field {field[:100]!r}; send files as files, and options in the URL", field=field[:100]
@@ -124,11 +127,11 @@ class _Text:
 
     def __init__(self, name: str) -> None:
         self.name, self._is_begun, self._text = name, False, ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._bytes, self._decoder = InUtf8(), codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data: bytes, *, final: bool = False) -> Iterator[NewDocument]:
         try:
-            self._text += self._decoder.decode(data, final)
+            self._text += self._decoder.decode(self._bytes.feed(data, final=final), final)
         except UnicodeDecodeError:
             raise InvalidInput(f"{self.name!r} is not UTF-8 text; convert it", field="files") from None
         if final or len(self._text) >= PIECE_CHARACTERS:
@@ -146,32 +149,29 @@ class _Lines:
 
     def __init__(self, name: str) -> None:
         self.name, self._rest, self._number = name, b"", 0
+        self._bytes = InUtf8()
 
-    def feed(self, data: bytes) -> Iterator[NewDocument]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+    def feed(self, data: bytes, *, final: bool = False) -> Iterator[NewDocument]:
+        try:
+            text = self._bytes.feed(data, final=final)
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{self.name!r} is not {error.encoding} text; convert it", field="files") from None
+        *lines, self._rest = (self._rest + text).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise InvalidInput(f"{self.name!r} has a line of more than {MAX_LINE_BYTES:,} bytes", field="files")
         for line in lines:
             yield from self._documents_of(line)
 
     def end(self) -> Iterator[NewDocument]:
-        rest, self._rest = self._rest, b""
-        return self._documents_of(rest)
+        yield from self.feed(b"", final=True)
+        yield from self._documents_of(self._rest)
 
     def _documents_of(self, line: bytes) -> Iterator[NewDocument]:
         self._number += 1
         if not line.strip():
             return
         try:
-            row: Any = json.loads(line)
-            text = row["text"]
-        except (ValueError, RecursionError, TypeError, KeyError):
+            yield NewDocument(*read_record(json.loads(line.decode()), f"{self.name}:{self._number}"))
+        except (ValueError, RecursionError) as error:
             where = f"line {self._number} of {self.name!r}"
-            raise InvalidInput(f"{where} is no JSON object with a text; expected one", field="files") from None
-        metadata: Mapping[str, Any] = {
-            name: value for name, value in row.items() if name not in ("id", "text", "title")
-        }
-        id_ = str(row.get("id") or f"{self.name}:{self._number}")
-        if not isinstance(text, str) or not is_utf8(text):
-            raise InvalidInput(f"line {self._number} of {self.name!r} has a text that is none", field="files")
-        yield NewDocument(id_, text, str(row.get("title") or ""), metadata)
+            raise InvalidInput(f"{where} is no JSON document ({error}); correct it", field="files") from None

@@ -136,6 +136,29 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         list(Corpus([tmp_path], on_error="fail"))
 
 
+@pytest.mark.parametrize("name", ["a", "a.gz", "A.GZ"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_byte_order_mark_tells_the_encoding_and_is_no_text(tmp_path, encoding, name):
+    mark = "\ufeff".encode(encoding)
+    rows = '{"id": "x", "text": "eins\u2028ä"}\r\n{"id": "y", "text": "zwei"}\r\n'
+    stem, _, packing = name.partition(".")
+    contents = {".jsonl": rows, ".txt": "hällo\nwörld\n", "-of-a-mark.txt": ""}
+    for suffix, content in contents.items():
+        raw = mark + content.encode(encoding)
+        path = tmp_path / f"{stem}{suffix}{'.' * bool(packing)}{packing}"
+        path.write_bytes(gzip.compress(raw) if packing else raw)
+    problems = list[Problem]()
+    texts = [document.text for document in Corpus([tmp_path], on_problem=problems.append)]
+    assert sorted(texts) == ["eins\u2028ä", "hällo\nwörld\n", "zwei"]
+    assert [problem.why for problem in problems] == ["empty"]
+
+
+def test_a_text_that_is_not_what_its_mark_says_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfeabc")
+    with pytest.raises(UnusableText, match=r"a\.txt: cannot be read \(its byte order mark says utf-16-le"):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
 GOOD = {
     "t.txt.gz": gzip.compress(b"some text " * 100),
     "t.txt.zst": zstd.compress(b"some text " * 100, options={zstd.CompressionParameter.checksum_flag: 1}),
@@ -168,6 +191,7 @@ def test_damaged_files_are_named(tmp_path, name, damage):
         (b"some text\nin lines\n", [["stdin", "some text\nin lines\n"]]),
         (b"\n[1, 2]\n", [["stdin", "\n[1, 2]\n"]]),
         (b'\n{"id": "x", "text": "one"}\n{"text": "two"}\n', [["x", "one"], ["stdin.jsonl:3", "two"]]),
+        (b'\xef\xbb\xbf{"id": "x", "text": "one"}\n', [["x", "one"]]),
     ],
 )
 def test_standard_input_may_be_read_again(piped, told):
@@ -267,9 +291,133 @@ def test_nan_in_a_parquet_column_is_a_missing_value(tmp_path):
     rows = [{"text": "one", "score": math.nan, "deep": {"x": math.nan}}, {"text": "two", "score": math.inf}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "c.parquet")
     problems: list[Problem] = []
+    documents = list(Corpus([tmp_path], on_problem=problems.append))
+    one, two = documents
+    assert one.metadata == {"deep": {"x": None}}
+    assert (two.text, two.metadata) == ("two", {})  # the infinity alone is left out, and told
+    assert str(problems[0]).startswith("c.parquet:2: 'score' holds NaN or an infinity")
+
+
+@pytest.mark.parametrize(
+    ("given", "id_"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (1.0, "1"),
+        ("a", "a"),
+        ("0", "0"),
+        (None, "c.jsonl:1"),
+        ("", "c.jsonl:1"),
+        (10**30, "1" + "0" * 30),
+    ],
+)
+def test_an_id_is_a_text_or_a_whole_number(tmp_path, given, id_):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": given, "text": "x"}))
+    assert ids_of(tmp_path) == [id_]
+
+
+@pytest.mark.parametrize("given", [True, False, [1], {}, 1.5, 1e300])
+def test_another_id_is_refused_and_told(tmp_path, given):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": given, "text": "x"}))
+    with pytest.raises(UnusableText, match=r'c\.jsonl:1: .*"id" is .*; expected a text or a whole number'):
+        list(Corpus([tmp_path], on_error="fail"))
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, {}), (5, {"title": 5}), (["a"], {"title": ["a"]})])
+def test_a_title_that_is_no_text_is_no_title(tmp_path, given, kept):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": "a", "text": "x", "title": given}))
+    (document,) = Corpus([tmp_path])
+    assert (document.title, document.metadata) == ("", kept)
+
+
+def test_an_infinite_figure_is_left_out_and_told(tmp_path):
+    (tmp_path / "c.jsonl").write_text('{"text": "x", "a": [1, Infinity], "b": NaN, "c": 1}')
+    problems = list[Problem]()
     (document,) = Corpus([tmp_path], on_problem=problems.append)
-    assert document.metadata == {"deep": {"x": None}}
-    assert "score is inf" in str(problems[0])
+    assert document.metadata == {"c": 1}
+    assert [problem.why[:3] for problem in problems] == ["'a'", "'b'"]
+
+
+def test_two_files_of_one_name_are_called_by_their_folders(tmp_path):
+    for name in ("x/README.md", "x/a.txt", "y/README.md", "y/rows.jsonl", "z.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"text": "a row"}' if name.endswith(".jsonl") else name)
+    x, y = tmp_path / "x", tmp_path / "y"
+    assert ids_of(x, tmp_path / "z.txt") == ["README.md", "a.txt", "z.txt"]
+    expected = ["x/README.md", "x/a.txt", "y/README.md", "y/rows.jsonl:1", "z.txt"]
+    assert ids_of(x, y, tmp_path / "z.txt") == expected
+    assert ids_of(x / "README.md", y / "README.md") == ["x/README.md", "y/README.md"]
+    assert ids_of(x, x) == ["README.md", "a.txt"]  # one file, once
+
+
+@pytest.mark.parametrize("mode", [0, 0o444])
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, mode):
+    """In a process of another user where this one may read everything."""
+    for name in ("a.txt", "locked/b.txt", "left-out/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / ".gitignore").write_text("left-out/\n")
+    (tmp_path / "left-out").chmod(0)
+    (tmp_path / "locked").chmod(mode)
+    tmp_path.chmod(0o755)
+    script = (
+        "import os; from memlm.data.corpus import Corpus, UnusableText\n"
+        "from memlm.errors import InvalidInput, NotFound\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "problems = []\n"
+        "print([document.id for document in Corpus(['.'], on_problem=problems.append)], *problems)\n"
+        "try: list(Corpus(['.'], on_error='fail'))\n"
+        "except UnusableText as error: print('refused', error)\n"
+        "try: list(Corpus(['locked']))\n"
+        "except InvalidInput as error: print('refused', error)\n"
+        "try: list(Corpus(['locked/b.txt']))\n"
+        "except (NotFound, InvalidInput) as error: print('refused', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, check=True, text=True)
+    (tmp_path / "locked").chmod(0o755)
+    (tmp_path / "left-out").chmod(0o755)
+    told, *refused = done.stdout.splitlines()
+    assert told.startswith("['a.txt'] locked")
+    assert "cannot be read" in told
+    assert refused[0].startswith("refused locked")
+    assert len(refused) == 3
+    assert all("cannot be read (Permission denied)" in line for line in refused)
+    assert "left-out" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "glob",
+    ["**/*", "*", "**/*.txt", "*/*", "a/**/*", "**/b/*", "**/*/c.txt", "a/b/c.txt", "[ab]*", "**/.*", "*/b", "**",
+     "**/**/*", "a/./b/*", "link/*", "**/link/*"],
+)  # fmt: skip
+def test_a_glob_chooses_the_files_that_pathlib_chooses(tmp_path, glob):
+    for name in ("a/b/c.txt", "a/b/d.md", "b/c.txt", "c.txt", ".h", "a/.h/x.txt", "b.d/e"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    expected = sorted(path for path in tmp_path.glob(glob) if path.is_file())
+    found = [path for _, path in Corpus([tmp_path], glob=glob, hidden=True).files()]
+    assert found == ([] if glob == "**" else expected)  # which Python 3.13 lets match files
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "why"),
+    [
+        ("bad.jsonl", b'{"text": "a', r"bad\.jsonl:1: not a JSON document \(Unterminated string"),
+        ("no.jsonl", b'{"id": 1}', r'no\.jsonl:1: .*"text" is missing'),
+        ("a.png", b"PNG\0\0", r"a\.png:1: a NUL byte, as in binary files; convert the file"),
+        ("empty.txt", b"", r"empty\.txt: empty"),
+    ],
+)
+def test_the_error_of_a_corpus_without_text_has_the_reason(tmp_path, name, raw, why):
+    (tmp_path / name).write_bytes(raw)
+    for given in (tmp_path / name, tmp_path):
+        with pytest.raises(InvalidInput, match=rf"no text was found under .*; nothing was built \({why}"):
+            list(Corpus([given]))
+    with pytest.raises(InvalidInput, match=r"under \S* with glob '\*\.md'; nothing was built$"):
+        list(Corpus([tmp_path], glob="*.md"))
 
 
 def test_a_missing_path_is_refused_before_work_starts(tmp_path):

@@ -11,6 +11,7 @@ from crashes import calling_at
 from random_stores import IVF, add, build
 
 from memlm.data.corpus import Corpus, UnusableText
+from memlm.data.ignored import MAX_IGNORE_BYTES
 from memlm.errors import InvalidInput
 from memlm.index.store.backup import copy_store
 
@@ -54,6 +55,30 @@ def test_the_ignore_file_of_memlm_decides_over_that_of_git(tmp_path):
     (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n")
     (tmp_path / ".memlmignore").write_text("!b.log\nd.*\n")
     assert found(tmp_path) == ["b.log", "c.txt", "keep.log"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("name", [".gitignore", ".memlmignore"])
+def test_a_byte_order_mark_is_no_part_of_the_first_pattern(tmp_path, name, encoding):
+    """As editors of Windows write it, with its line ends."""
+    write(tmp_path, "secret.txt", "other.txt", "a.txt")
+    (tmp_path / name).write_bytes("secret.txt\r\nother.txt\r\n".encode(encoding))
+    assert found(tmp_path) == ["a.txt"]
+
+
+def test_a_pattern_ends_at_a_newline_alone(tmp_path):
+    write(tmp_path, "a\u2028b", "b", "c\x0cd", "e")
+    (tmp_path / ".gitignore").write_bytes("a\u2028b\nc\x0cd".encode())
+    assert found(tmp_path) == ["b", "e"]
+
+
+def test_an_ignore_file_that_cannot_be_read_whole_is_refused(tmp_path):
+    """What it leaves out may be secret."""
+    write(tmp_path, "a.txt", "b/c.txt")
+    (tmp_path / "b" / ".gitignore").write_bytes(b"#" * MAX_IGNORE_BYTES + b"\nc.txt\n")
+    with pytest.raises(InvalidInput, match=r"b/\.gitignore cannot be read .*what it leaves out is not known"):
+        found(tmp_path)
+    assert "b/c.txt" in found(tmp_path, hidden=True)
 
 
 def test_an_ignore_file_that_is_a_link_is_not_read(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -124,6 +125,29 @@ def test_files_of_a_form_become_documents(http: httpx.Client) -> None:
     assert ended(http, replaced)["state"] == "done"
 
 
+def test_uploads_follow_the_rules_of_files(http: httpx.Client) -> None:
+    """Byte order marks, ids and titles."""
+    rows = b'\xef\xbb\xbf{"id": 0, "text": "an okapi eats"}\n{"id": 1.0, "title": null, "text": "an okapi sleeps"}\n'
+    files = [
+        ("files", ("o.jsonl", rows)),
+        ("files", ("utf-16.jsonl", '{"id": "w", "text": "an okapi ä"}'.encode("utf-16"))),
+        ("files", ("utf-16.txt", "an okapi walks".encode("utf-16"))),
+        ("files", ("marked.txt", b"\xef\xbb\xbfan okapi runs")),
+    ]
+    ended(http, http.post("/v1/datastores/docs/documents", files=files, params={"check": "none"}))
+    places = http.post("/v1/datastores/docs/search", json={"text": "an okapi", "by": "words"}).json()["data"]
+    assert [each["document_id"] for each in places] == ["0", "1", "w", "utf-16.txt", "marked.txt"]
+    assert all(each["char_offset"] == 0 and not each["title"] for each in places)
+    assert http.post("/v1/datastores/docs/documents/delete", content='\ufeff{"document_ids": ["0"]}').status_code == 200
+
+
+@pytest.mark.parametrize("id_", ["a\nb", "\n", "a/b\r\nc\n", "a%0Ab", " ", "?", "..", "a//b", "\u2028"])
+def test_a_document_is_deleted_by_its_path_whatever_its_id(http: httpx.Client, id_: str) -> None:
+    http.post("/v1/datastores/docs/remember", json={"text": f"the tapir {id_}", "id": id_}).raise_for_status()
+    reply = http.delete(f"/v1/datastores/docs/documents/{quote(id_, safe='')}")
+    assert (reply.status_code, reply.json().get("num_documents")) == (200, 1), reply.text
+
+
 @pytest.mark.parametrize(
     ("field", "name", "content", "status"),
     [
@@ -132,6 +156,11 @@ def test_files_of_a_form_become_documents(http: httpx.Client) -> None:
         ("files", "a.txt", b"  ", 400),
         ("files", "a.txt", b"a\0b", 400),
         ("files", "a.jsonl", b"{", 400),
+        ("files", "a.jsonl", b'{"id": true, "text": "a"}', 400),
+        ("files", "a.jsonl", b'{"id": [1], "text": "a"}', 400),
+        ("files", "a.jsonl", b'{"id": 1.5, "text": "a"}', 400),
+        ("files", "a.jsonl", b"\xff\xfea", 400),
+        ("files", "a.txt", b"\xef\xbb\xbf", 400),
         ("files", "a.jsonl", b'{"text": 1}', 400),
         ("files", "a.jsonl", b'{"text": "\\ud800"}', 400),
         ("replace", "a.txt", b"text", 400),

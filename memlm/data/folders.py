@@ -1,0 +1,93 @@
+"""A folder -> its files that a glob chooses, without those that are left out. A folder that cannot be read is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import translate
+from pathlib import Path, PurePath, PurePosixPath
+
+from memlm.data.ignored import IgnoreRules
+from memlm.errors import InvalidInput
+
+MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
+ANY_FOLDERS = "**"
+
+
+def check_glob(glob: str) -> None:
+    """Raises InvalidInput for a pattern that could leave its folder, or that no file name can match."""
+    if not isinstance(glob, str):
+        raise InvalidInput(f"glob is {reprlib.repr(glob)}; expected one pattern, as '**/*.txt'", field="glob")
+    parts = PurePath(glob).parts
+    if not parts or "\0" in glob or glob.startswith("/") or ".." in parts:
+        problem = "expected a pattern within the folder, without '..' and not from '/'"
+    elif len(parts) > MAX_GLOB_PARTS or parts.count(ANY_FOLDERS) > MAX_GLOB_FOLDERS:
+        problem = f"expected at most {MAX_GLOB_PARTS} parts, and '**' {MAX_GLOB_FOLDERS} times"
+    elif any(ANY_FOLDERS in part and part != ANY_FOLDERS for part in parts):
+        problem = "expected '**' to stand for folders alone, as in **/*.txt"
+    else:
+        return
+    raise InvalidInput(f"glob is {glob[:200]!r}; {problem}", field="glob")
+
+
+class Folder:
+    """The files below a folder that match a glob, as `Path.glob` matches them, and that no rule leaves out.
+
+    `Path.glob` itself says nothing about a folder that it may not list.
+    """
+
+    def __init__(
+        self, path: Path, glob: str, rules: IgnoreRules, on_unreadable: Callable[[Path, OSError], None]
+    ) -> None:
+        self._path, self._rules, self._on_unreadable = path, rules, on_unreadable
+        self._parts = [None if part == ANY_FOLDERS else re.compile(translate(part)) for part in PurePath(glob).parts]
+        self._told = set[str]()
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Each file once with its path within the folder, in the order of their paths."""
+        found = sorted({Path(file) for file in self._below(self._path, self._parts)})
+        named = ((file.relative_to(self._path), file) for file in found)
+        return [(name.as_posix(), file) for name, file in named if not self._rules.leaves_out(PurePosixPath(name))]
+
+    def _below(self, folder: str | Path, parts: Sequence[re.Pattern[str] | None]) -> Iterator[str]:
+        part, rest = parts[0], parts[1:]
+        if part is None and rest:
+            yield from self._below(folder, rest)
+        for entry in self._entries(folder):
+            if part is None:
+                if not entry.is_symlink() and self._is_folder(entry):
+                    yield from self._below(entry.path, parts)
+            elif part.match(entry.name):
+                if rest and self._is_folder(entry):
+                    yield from self._below(entry.path, rest)
+                elif not rest and self._is(entry.is_file, entry.path):
+                    yield entry.path
+
+    def _entries(self, folder: str | Path) -> list[os.DirEntry[str]]:
+        try:
+            os.stat(os.path.join(folder, os.curdir))  # a folder may show its names and let nobody in
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except OSError as error:
+            self._tell(str(folder), error)
+            return []
+
+    def _is_folder(self, entry: os.DirEntry[str]) -> bool:
+        name = PurePosixPath(os.path.relpath(entry.path, self._path))
+        return self._is(entry.is_dir, entry.path) and not self._rules.leaves_out_folder(name)
+
+    def _is(self, kind: Callable[[], bool], path: str) -> bool:
+        try:
+            return kind()
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                self._tell(path, error)
+            return False
+
+    def _tell(self, path: str, error: OSError) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            self._on_unreadable(Path(path), error)
