@@ -14,6 +14,7 @@ from memlm.base.machine import ram_bytes
 from memlm.base.options import NEIGHBORS, RAY, SHARD_ANSWERS, check_shard, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.cluster_config import ClusterConfig
+from memlm.server.sites import NO_ORIGIN, check_site
 from memlm.server.telemetry.logs import FORMATS
 
 MIN_SESSION_BYTES = 1 << 20
@@ -52,12 +53,13 @@ class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
     A datastore is searched by the workers, or by the processes at `shards`, and if `partial` also without some of them.
-    With the `shard_answers` "sums", p_kNN is over the nearest entries of each shard, and tokens show no neighbors.
-    With an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the
-    `adapters`. `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many
-    connections. `num_workers` processes each own a copy of the model and its datastores, with `num_threads` threads (0:
-    all cores, divided among them). A loaded worker that sends no heartbeat for `worker_timeout_s` is killed and
-    replaced.
+    With the `shard_answers` "sums", p_kNN is over the nearest entries of each shard, and tokens show no neighbors. With
+    an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the `adapters`.
+    `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many connections.
+    Without an `auth_file` HTTP answers only requests for an IP address, for localhost, or for a name of
+    `allowed_hosts`, and only pages of its own or of an origin in there. `num_workers` processes each own a copy of the
+    model and its datastores, with `num_threads` threads (0: all cores, divided among them). A loaded worker that sends
+    no heartbeat for `worker_timeout_s` is killed and replaced.
 
     At most `max_running` requests run at a time and `max_queued` wait, with at most `max_queued_tokens` of prompts.
     Further requests are refused. The keys and values of running generations take at most `max_cache_bytes` (0: half of
@@ -172,6 +174,14 @@ class ServerConfig:
             "Also serve HTTP here: OpenAI's calls, datastores, health and metrics. 0: any free port.", panel=NETWORK
         ),
     )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=option(
+            "Name of this server over HTTP, or origin of pages that may call it. Repeatable. Without tokens other names"
+            " than localhost and IP addresses are refused.",
+            "--allowed-hosts", metavar="NAME|ORIGIN", parse=check_site, panel=NETWORK,
+        ),
+    )  # fmt: skip
     num_workers: int = field(
         default=1, metadata=option("Inference processes, each with its own model.", panel=PROCESSES)
     )
@@ -364,6 +374,12 @@ class ServerConfig:
                 "index_ahead needs store_dir, index_workers and index_idle_s above 0, without which no index worker"
                 " waits for a job",
                 field="index_ahead",
+            )
+        if NO_ORIGIN in self.allowed_hosts and self.auth_file is None:
+            raise InvalidInput(
+                f"allowed_hosts has {NO_ORIGIN}, which any page can make its origin; give tokens too (auth_file), or"
+                " serve your page at an address and give that",
+                field="allowed_hosts",
             )
         for name, least, most in (
             ("port", 0, 65_535),

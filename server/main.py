@@ -29,6 +29,7 @@ from memlm.server.inference.pool import EnginePool, WorkerPool
 from memlm.server.ownership import lock_folders
 from memlm.server.processes import file_limit, raise_file_limit, trim_heap
 from memlm.server.registry import DatastoreRegistry
+from memlm.server.sites import Sites
 from memlm.server.telemetry.calls import Tracer
 from memlm.server.telemetry.logs import start_logging
 from memlm.server.telemetry.metrics import Metrics
@@ -76,7 +77,8 @@ class _Server:
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
         self._service = Service(self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer)
-        self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._service.is_ready)
+        sites = Sites(config.allowed_hosts, config.host, is_open=True)  # the port wants no tokens
+        self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._service.is_ready, sites)
         self._http_port: HttpPort | None = None
         self._health = health.aio.HealthServicer()
         self._stop_requested, self._stop_forced = asyncio.Event(), asyncio.Event()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from memlm.errors import InternalError, MemlmError, NotFound
 from memlm.server.frontend.service import Service
@@ -22,6 +23,7 @@ from memlm.server.http.endpoints import ENDPOINTS, Handler
 from memlm.server.http.errors import NotAllowed, body_of, headers_of, status_of
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.openapi import docs_page, openapi_document
+from memlm.server.sites import Sites
 
 PLAYGROUND = Path(__file__).parent / "playground"
 HTML = "text/html; charset=utf-8"
@@ -49,6 +51,8 @@ class HttpApp:
 
     def __init__(self, service: Service, registry: CollectorRegistry) -> None:
         self._service, self._registry = service, registry
+        config = service.config
+        self._sites = Sites(config.allowed_hosts, config.host, is_open=config.auth_file is None)
         self._document = json.dumps(openapi_document()).encode()
         self._router = Router(self._routes(), redirect_slashes=False, default=_not_found)
 
@@ -56,12 +60,31 @@ class HttpApp:
         if scope["type"] != "http":
             return
         try:
+            origin = self._admit(scope)
+        except MemlmError as error:
+            await _refuse(Exchange(self._service.config, scope, receive, send), error)
+            return
+        if origin is not None:
+            send = partial(_send_to_page, origin, send)
+            if _is_preflight(scope):
+                await _preflight(scope, receive, send)
+                return
+        try:
             await self._router(scope, receive, send)
         except HTTPException as error:  # of a static file
             refusal = (
                 NotFound(f"no page {scope['path'][:200]!r}") if error.status_code == 404 else NotAllowed("only GET")
             )
             await _refuse(Exchange(self._service.config, scope, receive, send), refusal)
+
+    def _admit(self, scope: Scope) -> str | None:
+        """The origin whose pages may read the answer, if it is not the server's own page or program that asks.
+
+        Raises an error for a request that is not for this server, or not from a page that may call it.
+        """
+        hosts = _header(scope, b"host")
+        self._sites.check_host(hosts, scope["http_version"])
+        return self._sites.admit_origin(_header(scope, b"origin"), "".join(hosts), is_preflight=_is_preflight(scope))
 
     def _routes(self) -> list[BaseRoute]:
         plain: dict[str, Handler] = {
@@ -113,8 +136,6 @@ class _Methods:
                 raise NotAllowed(f"{scope['path'][:200]} takes {allowed}, and not {scope['method'][:20]}")
             if scope["method"] in SAFE:
                 exchange.watch()
-            else:
-                exchange.check_site()
             await handler(self._service, exchange)
         except MemlmError as error:
             await _refuse(exchange, error)
@@ -125,6 +146,34 @@ class _Methods:
             await _refuse(exchange, InternalError("a bug in the server; its log has the details"))
         finally:
             exchange.close()
+
+
+def _header(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for each, value in scope["headers"] if each == name]
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Whether a browser asks if a page may send a request."""
+    return scope["method"] == "OPTIONS" and bool(_header(scope, b"access-control-request-method"))
+
+
+async def _preflight(scope: Scope, receive: Receive, send: Send) -> None:
+    """Allows a page any request: the answers say which ones there are."""
+    headers = {
+        "access-control-allow-methods": "GET, POST, DELETE",
+        "access-control-allow-headers": ", ".join(_header(scope, b"access-control-request-headers")),
+        "access-control-max-age": "600",
+    }
+    await Response(status_code=204, headers=headers)(scope, receive, send)
+
+
+async def _send_to_page(origin: str, send: Send, message: Message) -> None:
+    """Sends a part of an answer that pages of an origin may read."""
+    if message["type"] == "http.response.start":
+        shared = ((b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin"),
+                  (b"access-control-expose-headers", b"*"))  # fmt: skip
+        message = {**message, "headers": [*message["headers"], *shared]}
+    await send(message)
 
 
 async def _refuse(exchange: Exchange, error: MemlmError) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
-from memlm.errors import Cancelled, DeadlineExceeded, InvalidInput, PermissionDenied
+from memlm.errors import Cancelled, DeadlineExceeded, InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.http.errors import TooLarge
 from memlm.server.http.schema import Schema, check, refuse_unknown
@@ -90,12 +90,6 @@ class Exchange:
         given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if given != expected:
             raise InvalidInput(f"the body's Content-Type is {given[:100]!r}; expected {expected}")
-
-    def check_site(self) -> None:
-        """Raises PermissionDenied for a request that a page of another site made a browser send."""
-        origin = self.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != self.headers.get("host"):
-            raise PermissionDenied("the request comes from a page of another site; ask from the server's own page")
 
     def watch(self) -> None:
         """Cancels the request's task when the client leaves. Called once nothing more of the body is to come."""

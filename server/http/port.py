@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -147,6 +148,10 @@ class _Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._stop_head_timer()
+        scheme, _, rest = self.url.partition(b"://")
+        if scheme.isalpha():  # a target with its host, which then counts in place of Host (RFC 9112, section 3.2.2)
+            others = [(name, value) for name, value in self.headers if name != b"host"]
+            self.headers[:] = [(b"host", re.split(rb"[/?#]", rest)[0]), *others]
         super().on_headers_complete()
 
     def pause_writing(self) -> None:

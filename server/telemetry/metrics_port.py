@@ -10,7 +10,8 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, PermissionDenied
+from memlm.server.sites import Sites
 
 LIMIT_S = 5.0  # for a request and its answer
 CONNECTIONS = 16  # at a time; of more the oldest is closed
@@ -24,11 +25,21 @@ class _Reply(NamedTuple):
     kind: str = PLAIN
 
 
+class _Request(NamedTuple):
+    """The head of a request. The path is without its query."""
+
+    method: str
+    path: str
+    http_version: str
+    hosts: list[str]
+    accept: str
+
+
 class MetricsPort:
     """An HTTP server without TLS or tokens."""
 
-    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
-        self._registry, self._is_ready = registry, is_ready
+    def __init__(self, registry: CollectorRegistry, is_ready: Callable[[], bool], sites: Sites) -> None:
+        self._registry, self._is_ready, self._sites = registry, is_ready, sites
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.Timeout, None] = {}  # the oldest first
 
@@ -54,9 +65,9 @@ class MetricsPort:
                 self._open[limit] = None
                 if len(self._open) > CONNECTIONS:
                     self._close_oldest()
-                method, path, accept = _request_of(await reader.readuntil(b"\r\n\r\n"))
-                reply = await self._reply_to(method, path, accept)
-                writer.write(_encoded(reply, with_body=method != "HEAD"))
+                request = _request_of(await reader.readuntil(b"\r\n\r\n"))
+                reply = await self._reply_to(request)
+                writer.write(_encoded(reply, with_body=request.method != "HEAD"))
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # the client was too slow, sent too much, or left
@@ -70,11 +81,18 @@ class MetricsPort:
         if not oldest.expired():
             oldest.reschedule(asyncio.get_running_loop().time())
 
-    async def _reply_to(self, method: str, path: str, accept: str) -> _Reply:
-        if method not in ("GET", "HEAD"):
+    async def _reply_to(self, request: _Request) -> _Reply:
+        try:
+            self._sites.check_host(request.hosts, request.http_version)
+        except PermissionDenied as error:
+            return _Reply(HTTPStatus.FORBIDDEN, f"{error}\n".encode())
+        except InvalidInput as error:
+            return _Reply(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        if request.method not in ("GET", "HEAD"):
             return _Reply(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n")
+        path = request.path
         if path == "/metrics":
-            encode, kind = choose_encoder(accept)
+            encode, kind = choose_encoder(request.accept)
             return _Reply(HTTPStatus.OK, await asyncio.to_thread(encode, self._registry), kind)
         if path == "/livez":
             return _Reply(HTTPStatus.OK, b"alive\n")
@@ -85,13 +103,18 @@ class MetricsPort:
         return _Reply(HTTPStatus.NOT_FOUND, b"not found; there are /metrics, /livez, /readyz and /health\n")
 
 
-def _request_of(head: bytes) -> tuple[str, str, str]:
-    """The method, the path without its query, and the Accept header of a request."""
+def _request_of(head: bytes) -> _Request:
     first, *lines = head.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
-    path = rest.partition(" ")[0].partition("?")[0]
-    headers = (line.partition(":") for line in lines)
-    return method, path, next((value.strip() for name, _, value in headers if name.lower() == "accept"), "")
+    target, _, version = rest.partition(" ")
+    headers = [(name.lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+    return _Request(
+        method,
+        target.partition("?")[0],
+        version.removeprefix("HTTP/"),
+        [value for name, value in headers if name == "host"],
+        next((value for name, value in headers if name == "accept"), ""),
+    )
 
 
 def _encoded(reply: _Reply, *, with_body: bool) -> bytes:

@@ -31,7 +31,9 @@ def is_idle(server: RunningServer) -> bool:
 
 
 def request_bytes(body: str, path: str = "/v1/completions") -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return (head + body).encode()
 
 

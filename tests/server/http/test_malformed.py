@@ -37,7 +37,7 @@ def random_head(rng: random.Random) -> bytes:
         return rng.randbytes(rng.randrange(300))
     body = random_body(rng, rng.choice(ENDPOINTS).body or {"properties": {}})
     data = bytearray(
-        f"{rng.choice(('GET', 'POST', 'DELETE', 'PUT', 'HEAD'))} {random_path(rng)} HTTP/1.1\r\nHost: x\r\n"
+        f"{rng.choice(('GET', 'POST', 'DELETE', 'PUT', 'HEAD'))} {random_path(rng)} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         + body
     )
