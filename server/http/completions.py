@@ -9,16 +9,13 @@ from typing import Any
 
 from memlm.api.generation import Accepted, DetokenizeRequest, Finished
 from memlm.api.scoring import Score
-from memlm.errors import MemlmError
 from memlm.server.frontend.service import AdmittedCall, Service
 from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent, tokens_in
 from memlm.server.http.bodies import CHAT, COMPLETION
-from memlm.server.http.errors import body_of
-from memlm.server.http.exchange import EVENTS, Exchange
+from memlm.server.http.events import EventStream
+from memlm.server.http.exchange import Exchange
 from memlm.server.http.openai import AnswerForm, Choice, answer_form, chat_choices, completion_choices
 from memlm.server.http.reading import read_body
-
-DONE = b"data: [DONE]\n\n"
 
 
 async def complete(service: Service, exchange: Exchange) -> None:
@@ -71,22 +68,14 @@ class _Answer:
             answer, first = ChoiceAnswer(choice.index, self._form), self._form.is_chat
             async with aclosing(self._progress(choice, answer)) as progress:
                 async for _ in progress:
-                    if not self._exchange.has_begun:
-                        await self._exchange.begin(200, EVENTS, {"cache-control": "no-cache"})
                     if first or not answer.is_empty:
                         data, first = answer.event(first=first), False
-                        await self._exchange.write(data)
+                        await events.write(data)
 
-        try:
+        async with EventStream(self._exchange) as events:
             await run_all(map(run, choices))
-        except MemlmError as error:
-            if not self._exchange.has_begun:
-                raise
-            await self._exchange.write(server_sent(body_of(error)), more=False)
-            raise
-        if self._form.shows_usage:
-            await self._exchange.write(server_sent({**self._form.head, "choices": [], "usage": self._shown_usage()}))
-        await self._exchange.write(DONE, more=False)
+            if self._form.shows_usage:
+                await events.write(server_sent({**self._form.head, "choices": [], "usage": self._shown_usage()}))
 
     def _shown_usage(self) -> dict[str, Any]:
         return self._usage.shown(has_prediction=self._form.has_prediction)

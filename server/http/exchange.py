@@ -16,7 +16,7 @@ from memlm.server.config import ServerConfig
 from memlm.server.http.errors import TooLarge
 from memlm.server.http.schema import Schema, check, refuse_unknown
 
-JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
+JSON = "application/json"
 MAX_QUERY_PARAMETERS = 32
 DROPPED_BYTES, DROPPED_S = 32 << 20, 5.0  # of a refused body that are read, since a client may send all before it reads
 

@@ -9,13 +9,12 @@ from typing import Any
 from memlm.api.answers import AnswerRequest, FindPassagesRequest, cited_passages
 from memlm.api.generation import Accepted, Finished
 from memlm.api.passages import AnswerPrompt, Passage, PassagesBy
-from memlm.errors import InvalidInput, MemlmError
+from memlm.errors import InvalidInput
 from memlm.server.frontend.service import Service
 from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent, tokens_in
 from memlm.server.http.bodies import ANSWER, PASSAGES
-from memlm.server.http.completions import DONE
-from memlm.server.http.errors import body_of
-from memlm.server.http.exchange import EVENTS, Exchange
+from memlm.server.http.events import EventStream
+from memlm.server.http.exchange import Exchange
 from memlm.server.http.openai import AnswerForm, check_model, request_fields
 from memlm.server.http.reading import read_body
 from memlm.server.http.records import object_of
@@ -114,17 +113,9 @@ async def _whole(exchange: Exchange, parts: AsyncIterator[dict[str, Any]]) -> No
 
 
 async def _stream(exchange: Exchange, parts: AsyncIterator[dict[str, Any]]) -> None:
-    try:
+    async with EventStream(exchange) as events:
         async for part in parts:
-            if not exchange.has_begun:
-                await exchange.begin(200, EVENTS, {"cache-control": "no-cache"})
-            await exchange.write(server_sent(part))
-    except MemlmError as error:
-        if not exchange.has_begun:
-            raise
-        await exchange.write(server_sent(body_of(error)), more=False)
-        raise
-    await exchange.write(DONE, more=False)
+            await events.write(server_sent(part))
 
 
 def _request(body: Mapping[str, Any], form: AnswerForm) -> AnswerRequest:

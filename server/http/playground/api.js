@@ -91,6 +91,7 @@ export async function* stream(path, body, signal) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
+        if (part.startsWith(":")) continue; // sent while the request waits
         const data = part.replace(/^data: /, "");
         if (data === "[DONE]") return;
         const event = JSON.parse(data);
