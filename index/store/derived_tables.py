@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sized
 from pathlib import Path
@@ -89,7 +90,7 @@ class DerivedTables(ABC, Generic[P]):
             base = sqlite3.connect(where, uri=True, check_same_thread=False)
             found = base.execute("select identity from origin").fetchone()
             if found == (self._identity,):
-                return base
+                return self._closed_with_self(base)
         except sqlite3.DatabaseError:
             pass
         if base is not None:
@@ -104,13 +105,20 @@ class DerivedTables(ABC, Generic[P]):
             return self._created(":memory:")
 
     def _created(self, where: str) -> sqlite3.Connection:
-        base = sqlite3.connect(where, isolation_level=None, check_same_thread=False)
+        base = self._closed_with_self(sqlite3.connect(where, isolation_level=None, check_same_thread=False))
         base.execute("pragma journal_mode = off")
         base.execute("pragma synchronous = off")
         base.execute("create table origin (identity text)")
         base.execute("insert into origin values (?)", (self._identity,))
         self._create(base)
         base.execute("begin")
+        return base
+
+    def _closed_with_self(self, base: sqlite3.Connection) -> sqlite3.Connection:
+        """Closes a connection with its last user. By itself it closes in a garbage collection, as it refers to itself
+        in the cache of its statements.
+        """
+        weakref.finalize(self, base.close)
         return base
 
     def _restart_in_ram(self) -> None:

@@ -299,7 +299,7 @@ class LoadedStores:
         """Closes the datastores."""
         for store in self._stores.values():
             if store.opened is not None:
-                store.opened.datastore.close()
+                store.opened.close()
 
     def _look(self, store: LoadedStore) -> Move | None:
         """Looks at a folder. Returns the step to apply in the loop, or None if nothing changes."""

@@ -11,20 +11,21 @@ from memlm.base.phrases import MOST_WORDS, phrase_places, words_of
 from memlm.base.steps import Offload, Steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
+from memlm.index.store.datastore import Datastore
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.words import PIECE_TOKENS, SegmentWords
+from memlm.retrieval.segment_cache import SegmentCache
 
 
 class Phrases:
     """Finds phrases in one datastore. The first search indexes the words of each segment, a piece at a time: one that
-    is cancelled leaves its pieces to the next.
+    is cancelled leaves its pieces to the next. `words` are those of the segments.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._words = dict[object, SegmentWords]()
+    def __init__(self, datastore: Datastore, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.words = tokenizer, SegmentCache[SegmentWords](datastore)
 
     def find(self, snapshot: Snapshot, text: str, k: int, only: DocumentFilter) -> Steps[Int64[np.ndarray, " K"]]:
         """Returns the ids of the first k entries, in the order of the documents, whose token begins the phrase.
@@ -39,16 +40,15 @@ class Phrases:
             )
         if not phrase:
             return np.empty(0, np.int64)
-        self._words = {segment.core: self._words_of(snapshot, segment) for segment in snapshot.segments}
-        segments = [(segment, self._words[segment.core]) for segment in snapshot.segments]
+        segments = [(segment, self._words_of(snapshot, segment)) for segment in snapshot.segments]
         for _, words in segments:
             while not words.is_complete:
                 yield Offload(words.build, is_long=True)
         return (yield Offload(partial(self._places, segments, phrase, k, only)))
 
     def _words_of(self, snapshot: Snapshot, segment: Segment) -> SegmentWords:
-        known = self._words.get(segment.core)
-        return known or SegmentWords(snapshot.path, segment, self._tokenizer.decode_bytes)
+        path, decode_bytes = snapshot.path, self._tokenizer.decode_bytes
+        return self.words.get(segment, lambda: SegmentWords(path, segment, decode_bytes))
 
     def _places(
         self, segments: list[tuple[Segment, SegmentWords]], phrase: list[str], k: int, only: DocumentFilter

@@ -6,10 +6,11 @@ A store of another model or tokenizer is refused.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -33,6 +34,7 @@ from memlm.index.store.suffixes import SegmentSuffixes
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.passages import Passage
 from memlm.retrieval.phrases import Phrases
+from memlm.retrieval.segment_cache import SegmentCache
 
 
 class ViewSearch(Protocol):
@@ -69,8 +71,6 @@ class SumSearch(Protocol):
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
-Derived = TypeVar("Derived")
-
 SNIPPET_TOKENS = 12
 MARK_TOKENS = 128
 MARKED_DOCUMENTS = 1024
@@ -92,11 +92,12 @@ class ModelStore:
         self.search_views: ViewSearch = search_views  # or that of shards
         self.search_sums: SumSearch | None = None  # of shards that answer sums
         self.has_remembered = False  # documents, whose small segments may want to be merged
-        self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(self._count)
-        self._phrases = Phrases(checkpoint.tokenizer)
-        self._suffixes = dict[object, SegmentSuffixes]()
-        self._segment_passages = dict[object, SegmentPassages]()
-        self._segment_vectors = dict[object, SegmentVectors]()
+        # A cache of its own method would keep the store, with its files, until a garbage collection.
+        self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(partial(ModelStore._count, weakref.proxy(self)))
+        self._phrases = Phrases(datastore, checkpoint.tokenizer)
+        self._suffixes = SegmentCache[SegmentSuffixes](datastore)
+        self._segment_passages = SegmentCache[SegmentPassages](datastore)
+        self._segment_vectors = SegmentCache[SegmentVectors](datastore)
         self.counter = SearchCounter()
 
     @classmethod
@@ -138,7 +139,9 @@ class ModelStore:
         return newer is not None and self.switch_to(newer)
 
     def switch_to(self, newer: Snapshot) -> bool:
-        """Switches to another snapshot, possibly of another store. Returns False for one older than that in use."""
+        """Switches to another snapshot, possibly of another store. Returns False for one older than that in use. Files
+        of segments that are gone are closed once no search uses them.
+        """
         before = self.snapshot
         lost = before.missing_from(newer)
         moved = self.datastore.switch_to(newer)
@@ -148,7 +151,19 @@ class ModelStore:
             segment not in newer.segments for segment in before.segments
         ):  # ids may stand for other entries now
             self._marks.cache_clear()
+            for cache in self._caches:
+                cache.drop_gone()
         return moved
+
+    def close(self) -> None:
+        """Closes the files of the snapshot in use, and those that were made of its segments."""
+        for cache in self._caches:
+            cache.clear()
+        self.datastore.close()
+
+    @property
+    def _caches(self) -> tuple[SegmentCache[Any], ...]:
+        return self._phrases.words, self._suffixes, self._segment_passages, self._segment_vectors
 
     def info(self, *, problem: str = "") -> StoreInfo:
         """Describes the snapshot in use: size and defaults. `problem` is the reason if it cannot be used."""
@@ -187,11 +202,8 @@ class ModelStore:
                 return self.describe(ids_K, zeros_K, zeros_K - np.inf, snapshot.values(ids_K))
 
     def suffixes_of(self, segment: Segment) -> SegmentSuffixes:
-        """The suffix array of a segment, which may be incomplete. Forgets those of segments that are gone."""
-        known = self._current(self._suffixes)
-        suffixes = known.get(segment.core) or SegmentSuffixes(self.snapshot.path, segment)
-        self._suffixes = known | {segment.core: suffixes}
-        return suffixes
+        """The suffix array of a segment, which may be incomplete."""
+        return self._suffixes.get(segment, lambda: SegmentSuffixes(self.snapshot.path, segment))
 
     def whole_suffixes_of(self, segment: Segment) -> Steps[SegmentSuffixes]:
         """The complete suffix array of a segment. One that is missing is made, one piece a step."""
@@ -201,13 +213,9 @@ class ModelStore:
         return suffixes
 
     def passages_of(self, segment: Segment) -> SegmentPassages:
-        """The passages of a segment, which may be incomplete. Forgets those of segments that are gone."""
-        known = self._current(self._segment_passages)
-        passages = known.get(segment.core)
-        if passages is None:
-            passages = SegmentPassages(self.snapshot.path, segment, self._tokenizer.decode_bytes)
-        self._segment_passages = known | {segment.core: passages}
-        return passages
+        """The passages of a segment, which may be incomplete."""
+        path, decode_bytes = self.snapshot.path, self._tokenizer.decode_bytes
+        return self._segment_passages.get(segment, lambda: SegmentPassages(path, segment, decode_bytes))
 
     def whole_passages_of(self, segment: Segment) -> Steps[SegmentPassages]:
         """The complete passages of a segment. They are indexed some a step, where they are not yet."""
@@ -218,12 +226,8 @@ class ModelStore:
 
     def vectors_of(self, segment: Segment, encoder: PassageEncoder) -> SegmentVectors:
         """The encoder's vectors of a segment's passages, which may be incomplete. A store has one encoder."""
-        known = self._current(self._segment_vectors)
-        vectors = known.get(segment.core)
-        if vectors is None:
-            vectors = SegmentVectors(self.snapshot.path, segment, self._tokenizer.decode_bytes, encoder)
-        self._segment_vectors = known | {segment.core: vectors}
-        return vectors
+        path, decode_bytes = self.snapshot.path, self._tokenizer.decode_bytes
+        return self._segment_vectors.get(segment, lambda: SegmentVectors(path, segment, decode_bytes, encoder))
 
     def whole_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
         """All vectors of a segment's passages. They are encoded some a step, where they are not yet."""
@@ -232,18 +236,13 @@ class ModelStore:
             yield Offload(vectors.build, is_long=True)
         return vectors
 
-    def _current(self, known: Mapping[object, Derived]) -> dict[object, Derived]:
-        """Those of the segments that the snapshot has."""
-        current = {each.core for each in self.snapshot.segments}
-        return {core: each for core, each in known.items() if core in current}
-
     def passage_after(self, view: Snapshot, text: Sequence[int], least: int) -> Passage | None:
         """Finds the longest end of a text that stands in a document of a view and goes on there, of at least `least`
         and at most 16 tokens. None if there is none, or in segments whose suffix array is not made yet.
         """
         best: Passage | None = None
         for segment in view.segments:
-            suffixes = self._suffixes.get(segment.core) or self.suffixes_of(segment)
+            suffixes = self.suffixes_of(segment)
             if suffixes.is_complete:
                 deleted = segment.deleted_mask if segment.any_deleted else None
                 if match := suffixes.lookup.longest(text, least, deleted):

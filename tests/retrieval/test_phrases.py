@@ -159,11 +159,11 @@ def test_where_the_folder_cannot_be_written_the_words_are_in_ram(store, model_fo
 
 def test_a_cancelled_search_leaves_its_pieces_to_the_next(store, tokenizer):
     with Datastore.open(store) as datastore:
-        phrases = Phrases(tokenizer)
+        phrases = Phrases(datastore, tokenizer)
         steps = phrases.find(datastore.snapshot, "memory", 1, DocumentFilter())
         next(steps).work()
         steps.close()
-        (words,) = phrases._words.values()
+        (words,) = phrases.words._made.values()
         assert words._done == 3
         assert len(run_steps(phrases.find(datastore.snapshot, "memory", 1, DocumentFilter()))) == 1
 

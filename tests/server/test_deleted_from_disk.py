@@ -1,20 +1,39 @@
-"""A document that is deleted and compacted away over gRPC is in no file of the server, and no process maps one."""
+"""A document that is deleted and compacted away is in no file of a server, and no process has one open or mapped."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from running import PATIENCE_S, RunningServer, family_of, wait_until
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
 from memlm.client import Client
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
+from memlm.language_model import load
 
 ID, TITLE, NOTE = "qzx-secret-id", "qzx-secret-title", "qzx-secret-note"
+TEXT = make_text(77, 60)
+
+# Calls that read files of their own, or keep some open, of a client or a language model.
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "words": lambda lm: lm.search(None, "model", by="words"),
+    "state": lambda lm: lm.search(None, TEXT[:20]),
+    "passages by words": lambda lm: lm.find_passages(TEXT[:20], by="words"),
+    "passages by meaning": lambda lm: lm.find_passages(TEXT[:20], by="meaning"),
+    "trace": lambda lm: lm.trace(TEXT),
+    "drafts": lambda lm: lm.generate(TEXT[:60], max_tokens=8, drafts=4, temperature=0).result(),
+    "answer": lambda lm: lm.answer(TEXT[:20], max_tokens=4),
+    "score": lambda lm: lm.score(TEXT[:60]),
+}
 
 
 def files_with(folder: Path, content: bytes) -> list[Path]:
@@ -36,6 +55,12 @@ def removed_in_use(pids: list[int], folder: Path) -> Iterator[str]:
                 with suppress(FileNotFoundError):
                     names.append(os.readlink(file))
             yield from (f"{pid}: {name}" for name in names if str(folder) in name and name.endswith("(deleted)"))
+
+
+def wait_until_released(server: RunningServer, folder: Path) -> None:
+    """Until no process of a server, the front and index workers too, has a removed file of a folder open or mapped."""
+    processes = [server.process.pid, *family_of(server.process.pid)]
+    wait_until(lambda: not list(removed_in_use(processes, folder)))
 
 
 def test_a_deleted_and_compacted_document_is_in_no_file_and_no_memory_map(
@@ -60,6 +85,58 @@ def test_a_deleted_and_compacted_document_is_in_no_file_and_no_memory_map(
         for trace in (ID.encode(), TITLE.encode(), NOTE.encode(), words):
             wait_until(lambda trace=trace: not files_with(stores, trace))  # type: ignore[misc]
         assert not list((stores / "jobs").glob("*.jsonl"))
-        processes = [server.process.pid, *family_of(server.process.pid)]
-        wait_until(lambda: not list(removed_in_use(processes, stores)))
+        wait_until_released(server, stores)
         assert "other" in {found.document_id for found in client.search("docs", "the", k=1000)}
+
+
+def test_after_a_purge_no_call_before_it_keeps_a_removed_file_open_or_mapped(
+    tmp_path: Path, model_folder: Path, own_store: Path
+) -> None:
+    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"))
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
+        Client(server.address) as client,
+    ):
+        for kind, call in CALLS.items():
+            client.datastores.remember("store", TEXT, document_id=ID)
+            assert call(client), kind
+            client.datastores.delete_documents("store", [ID])
+            client.datastores.compact("store", purge=True, check="none").result(PATIENCE_S)
+            wait_until_released(server, own_store)
+
+
+def test_after_a_compaction_an_idle_server_frees_the_room_on_the_disk(
+    tmp_path: Path, model_folder: Path, own_store: Path
+) -> None:
+    """Also one that another process made, as the command line does."""
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=("--threads", "1")) as server,
+        Client(server.address) as client,
+    ):
+        for call in CALLS.values():
+            call(client)
+        with Datastore.open(own_store) as store:
+            store.delete(["doc-1.txt"])
+        compact(own_store)
+        wait_until_released(server, own_store)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_language_model_that_follows_a_purge_keeps_no_removed_file(
+    tmp_path: Path, model_folder: Path, own_store: Path, kind: str
+) -> None:
+    with load(model_folder, stores=[own_store]) as lm:
+        CALLS[kind](lm)
+        lm.delete_documents(["doc-1.txt"])
+        compact(own_store, purge=True)
+        lm.refresh()
+        assert not list(removed_in_use([os.getpid()], own_store))
+
+
+def test_an_unloaded_datastore_keeps_no_removed_file(model_folder: Path, own_store: Path) -> None:
+    with load(model_folder, stores=[own_store]) as lm:
+        for call in CALLS.values():
+            call(lm)
+        lm.unload_datastore("store")
+        shutil.rmtree(own_store)
+        assert not list(removed_in_use([os.getpid()], own_store))
