@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from memlm.api.operations import JobState
 from memlm.base.clock import Clock
 from memlm.base.files import make_folder, read_signed, remove, write_atomic
+from memlm.errors import MemlmError
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.worker import BUILD
 
@@ -27,6 +29,7 @@ class JobRecords:
     def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
         """Reads the records of earlier servers. Unfinished jobs wait again. Without a folder there are no jobs."""
         self.folder, self._jobs, self._clock = folder, dict[str, Job](), clock or Clock()
+        self._unwritten = set[Job]()  # that have ended, and whose records could not be written
         if folder is not None:
             make_folder(folder)
             self._read(folder)
@@ -56,6 +59,25 @@ class JobRecords:
     async def write(self, job: Job) -> None:
         """Records the job's present state, after earlier writes of its record."""
         await run_to_completion(self._write(job))
+
+    async def write_end(self, job: Job) -> None:
+        """Records how a job ended. Where that cannot be written, removes its record, or the next server would begin the
+        job again. `write_missed` tries again.
+        """
+        try:
+            await self.write(job)
+        except (MemlmError, OSError) as trouble:
+            log.error("the end of %s could not be written down, and will be tried again: %s", job.name, trouble)
+            self._unwritten.add(job)
+            async with job.writing:
+                remove(self._file(job))
+
+    async def write_missed(self) -> None:
+        """Records the ends that could not be written before, if that is possible now."""
+        for job in tuple(self._unwritten):
+            with suppress(MemlmError, OSError):
+                await self.write(job)
+                self._unwritten.discard(job)
 
     async def forget(self, job: Job) -> None:
         """Removes a job that has ended, and its record."""

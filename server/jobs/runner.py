@@ -31,6 +31,7 @@ from memlm.wire.status import kind_of
 
 ATTEMPTS = 3  # of a job whose process dies; a restart of the server does not count
 LOCK_RETRY_S = 1.0  # until another attempt, where another process holds the datastore's write lock
+WRITE_RETRY_S = 1.0  # until another attempt to write the end of a job down
 POLL_S, SERVED_TIMEOUT_S = 0.05, 30.0
 PUBLISHING = "take into service"  # the last phase, in which it is too late for a cancel
 
@@ -66,6 +67,7 @@ class JobRunner:
     def start(self) -> None:
         """Starts to run jobs, as many at a time as there are index workers."""
         self._runners = [asyncio.create_task(self._work()) for _ in range(self._config.index_workers)]
+        self._runners.append(asyncio.create_task(self._write_missed_ends()))
         self._prepare_ahead()
 
     async def stop(self) -> None:
@@ -113,6 +115,12 @@ class JobRunner:
                 await self.end(job, JobState.FAILED, error=bug)
             self._prepare_ahead()
             self.wake()  # for a job that waits for this datastore
+
+    async def _write_missed_ends(self) -> None:
+        """Task: writes the ends of jobs down that a full disk had no room for."""
+        while True:
+            await asyncio.sleep(WRITE_RETRY_S)
+            await self._records.write_missed()
 
     def _next(self) -> Job | None:
         """The oldest waiting job whose datastore no other job changes."""
@@ -299,17 +307,20 @@ class JobRunner:
     async def end(
         self, job: Job, state: JobState, *, report: JobReport | None = None, error: MemlmError | None = None
     ) -> None:
-        """Records how a job ended, and removes its upload."""
+        """Records how a job ended, and removes its upload. From then on no server begins the job again."""
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
         job.error = None if error is None else {"kind": kind_of(error).__name__, "message": str(error)}
         job.request, job.deleted = {}, []  # they may name documents; the digest tells whether a request is the same
         try:
-            await self._records.write(job)
+            await self._records.write_end(job)
+        except OSError as trouble:
+            log.error("the record of %s stays, and a restart will begin it again: %s", job.name, trouble)
+        try:
             if job.documents:
                 await asyncio.to_thread(remove, Path(job.documents))
-        except (MemlmError, OSError) as trouble:
-            log.error("the end of %s could not be written down; a restart will begin it again: %s", job.name, trouble)
+        except OSError as trouble:
+            log.error("the upload of %s could not be removed: %s", job.name, trouble)
         job.ended.set()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from broken import FILL, FULL
-from running import PATIENCE_S, RunningServer
+from running import PATIENCE_S, RunningServer, wait_until
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
@@ -14,6 +15,7 @@ from memlm.api.operations import JobState
 from memlm.client import Client
 from memlm.errors import StorageFull
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import write_lock
 
 NEW = [NewDocument("new", make_text(5, 40))]
 
@@ -98,3 +100,59 @@ def test_a_disk_that_fills_during_a_job_fails_the_job_and_keeps_the_datastore(
         assert sorted(path.name for path in stores.iterdir()) == folders
         with Datastore.open(stores / client.datastores.get("docs").path) as store:
             assert store.snapshot.verify() == []
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+def test_an_operation_that_ended_on_a_full_disk_is_not_begun_again_by_the_next_server(
+    tmp_path: Path, model_folder: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its end could not be written down, and its text must be gone with the answer."""
+    full, jobs = tmp_path / "full", tmp_path / "stores" / "jobs"
+    monkeypatch.setenv(FULL, str(full))
+    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"), "--index-workers", "1")
+    with RunningServer(tmp_path / "log", model_folder, own_store, options=options, first=FILL) as server:
+        with Client(server.address) as client, write_lock(own_store):
+            job = client.datastores.add("store", NEW)
+            wait_until(lambda: job.progress().phase == "wait for another writer")
+            if how == "failed":
+                full.touch()
+            else:
+                while job.progress().state != JobState.QUEUED:  # the disk fills between two attempts
+                    pass
+                full.touch()
+                job.cancel()
+            assert job.wait(PATIENCE_S).state in (JobState.FAILED, JobState.CANCELLED)
+            assert not list(jobs.glob("*.jsonl"))
+        server.stop(signal.SIGKILL)
+    full.unlink()
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
+        Client(server.address) as client,
+    ):
+        client.datastores.compact("store", purge=True).result(PATIENCE_S)
+        assert client.datastores.get("store").num_documents == 8
+        assert [each.kind for each in client.operations.list()] == ["compact"]
+
+
+def test_the_end_of_an_operation_is_written_down_once_there_is_room(
+    tmp_path: Path, model_folder: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, jobs = tmp_path / "full", tmp_path / "stores" / "jobs"
+    monkeypatch.setenv(FULL, str(full))
+    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"))
+    with RunningServer(tmp_path / "log", model_folder, own_store, options=options, first=FILL) as server:
+        with Client(server.address) as client, write_lock(own_store):
+            job = client.datastores.add("store", NEW)
+            wait_until(lambda: job.progress().phase == "wait for another writer")
+            full.touch()
+            assert job.wait(PATIENCE_S).state == JobState.FAILED
+            assert not list(jobs.iterdir())
+        full.unlink()
+        wait_until(lambda: list(jobs.glob("*.json")))
+        server.stop(signal.SIGKILL)
+    with (
+        RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
+        Client(server.address) as client,
+    ):
+        assert [each.state for each in client.operations.list()] == [JobState.FAILED]
+        assert client.datastores.get("store").num_documents == 8
