@@ -107,7 +107,12 @@ class WorkerHandle(EngineHandle):
         to_worker = process, worker_end, pipe, self._outgoing, fail
         threading.Thread(target=_start_and_write, args=to_worker, name="to worker", daemon=True).start()
         threading.Thread(target=self._read, args=(pipe, loop), name="from worker", daemon=True).start()
-        await self._loaded
+        try:
+            await self._loaded
+        except MemlmError:
+            if process.pid is not None:
+                process.kill()  # one that loaded what it may not serve would stay
+            raise
 
     async def _supervise(self) -> None:
         """Replaces each worker that dies. Waits longer after each replacement that cannot load."""

@@ -7,6 +7,7 @@ and then exactly one `Result`, one `Failed`, or, for a generation, one `Events` 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -65,7 +66,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The first message of a worker that has its model and its datastores."""
+    """The first message of a worker that has its model and its datastores. `fingerprints` are those of the model, its
+    tokenizer, its adapters and the encoder, by what they are of.
+    """
+
+    fingerprints: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, WorkerHandle
 from memlm.server.inference.messages import Refresh
-from memlm.server.inference.requests import EngineHandle, PendingRequest, event_quota
+from memlm.server.inference.requests import EngineHandle, PendingRequest, ServedFiles, event_quota
 from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 
@@ -51,7 +51,7 @@ class EnginePool(ABC):
     def __init__(self, config: ServerConfig, stores: Callable[[], Mapping[str, Path]]) -> None:
         """`stores` returns the datastores that a starting worker loads."""
         self.deletions, self._config, self._stores = Deletions(), config, stores
-        self.event_bytes = event_quota(config)
+        self.event_bytes, self._files = event_quota(config), ServedFiles()
         self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that hangs is killed before
 
     @abstractmethod
@@ -255,6 +255,8 @@ class WorkerPool(EnginePool):
             WorkerHandle(per_worker, number, stores, self.event_bytes, self.mark_deleted, on_store_stats, fence)
             for number in range(config.num_workers)
         )
+        for handle in self._handles:
+            handle.files = self._files
 
     async def start(self) -> None:
         """As `EnginePool.start`."""

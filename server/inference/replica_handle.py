@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 from ray.serve.exceptions import RayServeException
 
 from memlm.distributed.cluster import reason
-from memlm.errors import InternalError, Unavailable
+from memlm.errors import Incompatible, InternalError, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.inference.applications import NAMESPACE, exists
 from memlm.server.inference.messages import Failed, Loaded, Submission
@@ -24,6 +24,7 @@ from memlm.server.quota import Quota
 from memlm.server.telemetry.datastores import StoreStats
 
 POLL_S = 0.5  # between heartbeats
+REFUSED_STOP_S = 60.0  # for the end of an engine that must not serve
 GONE = RayError, RayServeException  # of calls that did not reach a replica, or lost it
 
 log = logging.getLogger("memlm.server")
@@ -67,16 +68,20 @@ class ReplicaHandle(EngineHandle):
             raise Unavailable(f"the {self.name} is gone")
         loaded, self.where = answer
         self._on_messages([loaded])
-        if isinstance(loaded, Loaded):
+        if isinstance(loaded, Loaded) and not self._loaded.done():
             self._watching = [asyncio.create_task(work()) for work in (self._poll, self._kill_if_silent)]
-        await self._loaded
+        try:
+            await self._loaded
+        except Incompatible:
+            if isinstance(loaded, Loaded):  # what it may not serve; Ray Serve would replace the process without a pause
+                await self._stop_engine(REFUSED_STOP_S)
+            raise
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the engine, and waits for that up to `timeout_s`."""
         self.leave()
         if timeout_s and self.is_loaded:
-            with suppress(*GONE, TimeoutError):
-                await asyncio.wait_for(self._calls.stop.remote(self.id), timeout_s)
+            await self._stop_engine(timeout_s)
 
     def leave(self) -> None:
         """Ends the heartbeats of a replica that gets no more requests."""
@@ -97,6 +102,10 @@ class ReplicaHandle(EngineHandle):
         self.is_ready = False
         with suppress(ValueError, RayError):  # it is gone, or Ray does not answer
             ray.kill(ray.get_actor(self.actor, namespace=NAMESPACE))
+
+    async def _stop_engine(self, timeout_s: float) -> None:
+        with suppress(*GONE, TimeoutError):
+            await asyncio.wait_for(self._calls.stop.remote(self.id), timeout_s)
 
     def is_alive(self) -> bool:
         """Whether the cluster has the process. Asks it, which may take a moment."""

@@ -188,6 +188,7 @@ class ReplicaPool(EnginePool):
                 self._deployment.per_replica, id_, actors[id_], self._calls, self._stores, self.event_bytes,
                 self.mark_deleted, self._on_store_stats,
             )  # fmt: skip
+            handle.files = self._files
             self._begin(self._join(handle))
 
     def _begin(self, work: Any) -> None:

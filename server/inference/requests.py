@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from memlm.api.generation import Finished
 from memlm.api.request import Request
-from memlm.errors import InvalidInput, MemlmError, Overloaded, Unavailable
+from memlm.errors import Incompatible, InvalidInput, MemlmError, Overloaded, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import (
     Answer,
@@ -91,6 +91,23 @@ def event_quota(config: ServerConfig) -> Quota:
     return Quota("bytes of events that wait for clients", total, max(share_of(total), config.max_stream_bytes))
 
 
+class ServedFiles:
+    """What the first engine of a server has loaded, which every other one must have too."""
+
+    def __init__(self) -> None:
+        self._fingerprints: Mapping[str, str] = {}
+
+    def check(self, loaded: Loaded) -> None:
+        """Raises Incompatible, naming the files, for an engine that loaded others than the first."""
+        self._fingerprints = first = self._fingerprints or loaded.fingerprints
+        changed = [name for name in first if first[name] != loaded.fingerprints.get(name)]
+        if changed:
+            raise Incompatible(
+                f"the files of the {' and the '.join(changed)} changed since the server started, and one service has"
+                " one model; restart the server, or put the files back"
+            )
+
+
 class EngineHandle(ABC):
     """An engine in another process, and its requests in flight."""
 
@@ -109,6 +126,7 @@ class EngineHandle(ABC):
         `on_documents_deleted` is called with a datastore and the documents that another process deleted from it,
         `on_store_stats` with the figures of each heartbeat.
         """
+        self.files = ServedFiles()  # of this engine and its successors, unless a pool gives it those of all
         self._on_documents_deleted, self._on_store_stats = on_documents_deleted, on_store_stats
         self._event_bytes = event_quota(config) if event_bytes is None else event_bytes
         self._config, self.name, self._stores = config, name, stores
@@ -230,7 +248,7 @@ class EngineHandle(ABC):
             self.stats = message.stats
             self._on_store_stats(message.stores)
         elif isinstance(message, Loaded):
-            self._on_loaded()
+            self._on_loaded(message)
         elif isinstance(message, LoadFailed):
             self._resolve_start(message.error)
         elif isinstance(message, DocumentsDeleted):
@@ -251,7 +269,12 @@ class EngineHandle(ABC):
             pending.put(Failed(answer.id, error))
             self._cancel(answer.id)
 
-    def _on_loaded(self) -> None:
+    def _on_loaded(self, loaded: Loaded) -> None:
+        try:
+            self.files.check(loaded)
+        except Incompatible as error:
+            self._resolve_start(error)
+            return
         if self._start_stores != self._stores():
             self.restart("the datastores in service changed while it loaded")
             return

@@ -98,16 +98,29 @@ def run_engine(
             config, stores, _ending(names),
             may_fail=set(stores) - required, on_lost=on_lost, search=search, search_sums=search_sums,
         )  # fmt: skip
+        loaded = Loaded(_fingerprints(engine))
     except MemlmError as error:
         outbox.send(LoadFailed(error))
         outbox.flush()
         return
     with closing(engine.stores), shards or nullcontext():
-        outbox.send(Loaded())
+        outbox.send(loaded)
         outbox.flush()
         Worker(
             engine, inbox, outbox.send, config.max_running, config.max_queued_tokens, outbox.flush, config.cache_bytes
         ).run()
+
+
+def _fingerprints(engine: Engine) -> dict[str, str]:
+    """Those of all that answers depend on, beside the datastores. Raises Incompatible for files that changed since."""
+    checkpoint, encoder = engine.checkpoint, engine.passage_encoder
+    adapters = checkpoint.decoder.adapters
+    return {
+        "model": checkpoint.fingerprint,
+        "tokenizer": checkpoint.tokenizer.fingerprint,
+        **{f"adapter {name!r}": adapters.get(name).fingerprint for name in adapters.names},
+        **({} if encoder is None else {"encoder": encoder.fingerprint}),
+    }
 
 
 def _ending(names: SessionNames) -> SessionNames:

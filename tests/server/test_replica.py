@@ -11,7 +11,7 @@ import pytest
 
 from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.sessions import AppendToSessionRequest, CreateSessionRequest
-from memlm.errors import Unavailable
+from memlm.errors import Incompatible, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import Answer, DocumentsDeleted, Events, Failed, Heartbeat, Loaded, Result
 from memlm.server.quota import Quota
@@ -73,6 +73,30 @@ async def test_a_replica_that_could_not_load_tries_again(replica: Any, long_mode
     replica._engine.join(PATIENCE_S)
     assert isinstance((await replica.load(ID, {}, False))[0], Loaded)
     assert num_engines() == 1
+
+
+async def test_a_replica_with_another_model_than_the_first_serves_nothing_and_loads_anew(
+    replica: Any, long_model: Path, tmp_path: Path
+) -> None:
+    class Calls:
+        """Ray's way to the replica."""
+
+        def __init__(self, method: Any = None) -> None:
+            self.remote = method
+            if method is None:
+                self.load, self.stop, self.heartbeat = map(Calls, (replica.load, replica.stop, replica.heartbeat))
+
+        def options(self, **how: Any) -> Any:
+            return self
+
+    quota = Quota("bytes", 1, 1)
+    handle = replica_handle.ReplicaHandle(ServerConfig(long_model), ID, "", Calls(), dict, quota, print, print)
+    handle.files.check(Loaded({"model": "the first one's", "tokenizer": "same"}))
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(Incompatible, match=r"of the model and the tokenizer changed since .*; restart the server"):
+            await handle.start(restarted=True)
+    assert not handle.is_loaded
+    assert num_engines() == 0
 
 
 async def test_both_of_a_request_that_arrives_twice_end(replica: Any) -> None:

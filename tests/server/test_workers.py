@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from encoders import save_bert
+from random_adapters import SPECS, save_random_adapter
 from running import PATIENCE_S, RunningServer, alike, figures_at, free_port, wait_until
+from safetensors.torch import load_file, save_file
 from texts import make_text
 
 from memlm.api.datastores import ListDatastoresRequest, NewDocument
@@ -23,6 +27,8 @@ from memlm.base.machine import ram_bytes
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
+from memlm.model.checkpoint import load_checkpoint
+from memlm.model.weight_files import WEIGHTS_FILE
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.handle import WorkerHandle
 from memlm.server.inference.pool import run_to_end
@@ -283,6 +289,53 @@ def test_who_is_full_still_does_what_all_do(long_model: Path, corpus_folder: Pat
             assert client.datastores.list() == ()
             assert len([token for _, token in zip(range(20), stream, strict=False)]) == 20
         assert server.worker_pids == pids
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_whose_model_file_was_replaced_is_not_started_again(
+    model_folder: Path, tmp_path: Path, num_workers: int
+) -> None:
+    """Two models in one service would answer in turn. Once the file is back, the worker is."""
+    model = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    weights, kept, others = model / WEIGHTS_FILE, tmp_path / "kept", tmp_path / "others"
+    other = load_file(weights)
+    save_file({name: -tensor for name, tensor in other.items()}, others)
+    options = ("--threads", "1", "--workers", str(num_workers))
+    with RunningServer(tmp_path / "log", model, options=options) as server, Client(server.address) as client:
+        served = client.get_model().model_fingerprint
+        text = client.generate(PROMPTS[0], temperature=0, max_tokens=8).result().text
+        shutil.copy(weights, kept)
+        others.replace(weights)
+        os.kill(server.worker_pids[0], signal.SIGKILL)
+        wait_until(lambda: "the files of the model changed since the server started" in server.output)
+        for _ in range(10):
+            if num_workers == 1:
+                with pytest.raises(Unavailable):
+                    client.generate(PROMPTS[0], temperature=0, max_tokens=8).result()
+            else:
+                assert client.generate(PROMPTS[0], temperature=0, max_tokens=8).result().text == text
+                assert client.get_model().model_fingerprint == served
+        kept.replace(weights)
+        wait_until(lambda: len(server.worker_pids) == num_workers)
+        client.wait_until_ready(PATIENCE_S)
+        assert client.generate(PROMPTS[0], temperature=0, max_tokens=8).result().text == text
+
+
+@pytest.mark.parametrize("changed", ["adapter 'law'", "encoder"])
+def test_a_worker_whose_adapter_or_encoder_was_replaced_is_not_started_again(
+    model_folder: Path, tmp_path: Path, changed: str
+) -> None:
+    checkpoint = load_checkpoint(model_folder)
+    for seed in (3, 4):
+        save_random_adapter(tmp_path / f"law-{seed}", checkpoint, SPECS["lora"], seed)
+        save_bert("no head", tmp_path / f"bert-{seed}", seed)
+    options = ("--threads", "1", "--adapter", f"law={tmp_path / 'law-3'}", "--encoder", str(tmp_path / "bert-3"))
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server:
+        name = "bert" if changed == "encoder" else "law"
+        (tmp_path / f"{name}-3").rename(tmp_path / "before")
+        (tmp_path / f"{name}-4").rename(tmp_path / f"{name}-3")
+        os.kill(server.worker_pid, signal.SIGKILL)
+        wait_until(lambda: f"the files of the {changed} changed since the server started" in server.output)
 
 
 async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_folder: Path, store_folder: Path) -> None:
