@@ -26,7 +26,8 @@ class CompactionResult:
 
     `left_documents` were deleted during the copy and still take room. `rolled_back_addition` is true if a purge removed
     the documents of an interrupted addition. `linked_files` counts the removed files with deleted documents that
-    another hard link keeps, as in a copy of the store.
+    another hard link keeps, as in a copy of the store. `was_tuned` if it was tuned on its own documents afterwards, and
+    `outgrown` says how far it has outgrown its tuning, if it has.
     """
 
     segments_before: int
@@ -37,6 +38,8 @@ class CompactionResult:
     left_documents: int = 0
     rolled_back_addition: bool = False
     linked_files: int = 0
+    was_tuned: bool = False
+    outgrown: str | None = None
 
 
 def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> CompactionResult:

@@ -38,6 +38,7 @@ JOURNAL = "building.json"
 WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.sqlite", "vectors.sqlite", "suffixes.bin"
 CHUNKS = "chunks.sqlite"
 DERIVED = (WORDS, PASSAGES, VECTORS, SUFFIXES, CHUNKS)
+OWN_DOCUMENTS = "its own documents"  # the text that a store was tuned on by itself
 RESTORE = "restore it from a copy, or build the store anew"
 
 T = TypeVar("T")
@@ -85,6 +86,8 @@ class KnnDefaults:
     weights of a lam that differs from position to position. `skip_retrieval_above` is the model's log-probability above
     which nothing is searched, `min_pointers` the number of pointers that replace a search, and `nprobe` the number of
     lists to search. Each is None if tuning did not try it or found it useless.
+
+    `tuned_entries` are the entries that the store had then. Earlier versions did not count them.
     """
 
     k: int
@@ -97,6 +100,12 @@ class KnnDefaults:
     skip_retrieval_above: float | None = None
     min_pointers: int | None = None
     nprobe: int | None = None
+    tuned_entries: int | None = None
+
+    @property
+    def tuned_itself(self) -> bool:
+        """Whether the store was tuned on its own documents, and not by hand."""
+        return self.tuned_on is not None and self.tuned_on.startswith(OWN_DOCUMENTS)
 
 
 @dataclass(frozen=True, slots=True)

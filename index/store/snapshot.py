@@ -23,6 +23,7 @@ from memlm.index.store.manifest import KnnDefaults, Manifest, SegmentRecord
 from memlm.index.store.segment import Segment, search_segments
 
 SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
+GROWTH = 4  # in entries, past which a tuning is outgrown
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,20 @@ class Snapshot:
     def defaults(self) -> KnnDefaults:
         """The defaults of a request."""
         return self.manifest.defaults
+
+    @property
+    def outgrown(self) -> str | None:
+        """Says that the store has more than `GROWTH` times as many entries as when its defaults were tuned, and what
+        tunes it again. None otherwise, and where that is not known.
+        """
+        then, now = self.defaults.tuned_entries, self.num_entries
+        if then is None or now <= GROWTH * then:
+            return None
+        remedy = f"compact {self.path}" if self.defaults.tuned_itself else f"tune {self.path} HELDOUT"
+        return (
+            f"it had {then:,} entries when it was tuned, and has {now:,} now; memlm index {remedy} --model MODEL tunes"
+            " it again"
+        )
 
     @property
     def num_entries(self) -> int:

@@ -151,6 +151,8 @@ def print_build(report: Any, *, json: bool) -> None:
             f"tuned on its own documents, each left out of its own search: gain {tuning.gain:.4f} ± "
             f"{tuning.gain_error:.4f} nats per token, {tuning.own_gain:.2f} on text that it holds"
         )
+    if report.outgrown:
+        err.print(one_line(f"its tuning is outgrown: {report.outgrown}"), markup=False)
     if report.check_was_cut:
         err.print(
             one_line(
@@ -183,6 +185,10 @@ def print_compaction(done: Any, *, json: bool) -> None:
         )
     if done.rolled_back_addition:
         out.print("The interrupted addition was given up: its documents are removed.")
+    if done.was_tuned:
+        out.print("It was tuned on its own documents.")
+    if done.outgrown:
+        err.print(one_line(f"its tuning is outgrown: {done.outgrown}"), markup=False)
     if done.segments_before <= 1 and not done.deleted_documents:
         out.print("There is at most one segment and nothing deleted: nothing to do.")
         return
@@ -280,6 +286,7 @@ def facts_of(snapshot: Any) -> dict[str, Any]:
         "lam": defaults.lam,
         "temperature": defaults.temperature,
         "tuned_on": defaults.tuned_on,
+        "tuned_entries": defaults.tuned_entries,
         "gain": defaults.gain,
         "gain_error": defaults.gain_error,
         "adaptive": defaults.adaptive is not None,
@@ -330,7 +337,7 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
         gain = (
             "" if defaults.gain is None else f", {defaults.gain:.4f} ± {defaults.gain_error or 0:.4f} nats a token less"
         )
-        tuned = f"on {defaults.tuned_on}{gain}"
+        tuned = "; ".join(filter(None, (f"on {defaults.tuned_on}{gain}", snapshot.outgrown)))
     about_keys = [
         ("model", f"{spec.model or 'unnamed'}, keys of {snapshot.dim} numbers, fingerprint {spec.model_fingerprint}"),
         ("windows", f"{spec.context:,} tokens, a new one every {spec.stride:,}"),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ class BuildReport:
     `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `key_check` and
     `quality` are None if they were not checked. The latter is also None if the keys of earlier entries were not kept,
     because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents, and
-    `untuned` is the reason if it was never tuned. `check_was_cut` if the checks took too long and ended early.
+    `untuned` is the reason if it was never tuned. `outgrown` says how far it has outgrown its tuning, if it has.
+    `check_was_cut` if the checks took too long and ended early.
     """
 
     path: Path
@@ -75,6 +77,7 @@ class BuildReport:
     tuning: SelfTuning | None
     check_was_cut: bool = False
     untuned: str | None = None
+    outgrown: str | None = None
 
 
 def build_index(
@@ -164,8 +167,9 @@ def add_to_index(
     """Adds documents to a datastore as one more segment, encoded with the store's own settings.
 
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
-    `check` and `encoder` are as of `build_index`; "quick" encodes some of the new documents again. Raises Incompatible
-    for a store of another model.
+    `check` and `encoder` are as of `build_index`; "quick" encodes some of the new documents again. Unless `check` is
+    "none", a store that was never tuned, or has outgrown that, is tuned on its own documents. Raises Incompatible for a
+    store of another model.
     """
     check_choice("check", check, CHECKS)
     checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
@@ -186,8 +190,9 @@ def compact_index(
     device: str = "auto",
     progress: Progress = silent,
 ) -> CompactionResult:
-    """Merges a datastore's segments into one without the deleted entries. With a model, measures the new index too,
-    unless `check` is "none". With `purge`, no file of the datastore holds a deleted document afterwards.
+    """Merges a datastore's segments into one without the deleted entries. With a model, measures the new index too, and
+    tunes a store that has outgrown its tuning, unless `check` is "none". With `purge`, no file of the datastore holds a
+    deleted document afterwards.
 
     Raises Incompatible for a model that did not build the store, and the errors of `memlm.index.store.compaction`.
     """
@@ -198,11 +203,12 @@ def compact_index(
         with Datastore.open(store) as existing:
             ModelStore(existing, checkpoint)
     done = compact(store, progress, purge=purge)
-    if checkpoint:
-        with Datastore.open(store) as datastore:
-            worked_s = time.perf_counter() - begin_s
-            run_checks(datastore, checkpoint, check=check, worked_s=worked_s, with_keys=False, progress=progress)
-    return done
+    with Datastore.open(store) as datastore:
+        if not checkpoint:
+            return replaced(done, outgrown=datastore.snapshot.outgrown)
+        worked_s = time.perf_counter() - begin_s
+        checked = run_checks(datastore, checkpoint, check=check, worked_s=worked_s, with_keys=False, progress=progress)
+        return replaced(done, was_tuned=checked.tuning is not None, outgrown=checked.outgrown)
 
 
 def finish_build(
@@ -354,6 +360,7 @@ def _fill(
             tuning=checked.tuning,
             check_was_cut=checked.was_cut,
             untuned=checked.untuned,
+            outgrown=checked.outgrown,
         )
 
 

@@ -10,6 +10,7 @@ it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from memlm.base.progress import Progress
 from memlm.index.factory import FLAT
@@ -34,7 +35,7 @@ from memlm.indexing.quality import (
     sample_trial,
     trial_of,
 )
-from memlm.indexing.self_tuning import SelfTuning, tune_on_itself
+from memlm.indexing.self_tuning import SelfTuning, must_tune, tune_on_itself
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.store import ModelStore
 
@@ -50,7 +51,7 @@ PRODUCTS_PER_S = 1e10
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The results of a store's checks. Each is None if it was not done. `was_cut` if time ended them early. `untuned`
-    is the reason if the store was never tuned.
+    is the reason if the store was never tuned. `outgrown` says how far it has outgrown its tuning, if it has.
     """
 
     keys: KeyCheck | None = None
@@ -58,6 +59,7 @@ class Checked:
     tuning: SelfTuning | None = None
     was_cut: bool = False
     untuned: str | None = None
+    outgrown: str | None = None
 
 
 def run_checks(
@@ -71,43 +73,44 @@ def run_checks(
     progress: Progress,
 ) -> Checked:
     """Checks a store, or its `newest` segment, after work of `worked_s` seconds, and commits the quality of its index.
-    Tunes a store that was never tuned on its own documents. Of a store for drafts only there is nothing to check.
+    Tunes on its own documents a store that was never tuned, or has outgrown that. Of a store for drafts only there is
+    nothing to check.
     """
     if datastore.snapshot.drafts_only:
         return Checked()
     if check == "none" or not datastore.snapshot.num_entries:
-        return Checked(untuned=_why_untuned(datastore, check))
+        return Checked(untuned=_why_untuned(datastore, check), outgrown=datastore.snapshot.outgrown)
     store, seed = ModelStore(datastore, checkpoint), datastore.manifest.spec.seed
-    is_untuned = datastore.snapshot.defaults.tuned_on is None
+    tunes = must_tune(datastore.snapshot)
     should_take_s = max(QUICK_SHARE * worked_s, QUICK_S)
     limit = NO_LIMIT if check == "full" else TimeLimit.starting_now(PATIENCE * should_take_s)
     passages, keys = None, None
-    if check == "quick" or (is_untuned and not newest):
-        most = _most_positions(datastore.snapshot, checkpoint, check, newest=newest)
-        passages = sample_passages(
-            datastore.snapshot, checkpoint, newest=newest, max_tokens=most, limit=limit, seed=seed, progress=progress
-        )
+    sample = partial(
+        sample_passages, datastore.snapshot, checkpoint, limit=limit, seed=seed, progress=progress,
+        max_tokens=_most_positions(datastore.snapshot, checkpoint, check, newest=newest),
+    )  # fmt: skip
+    if check == "quick" or (tunes and not newest):
+        passages = sample(newest=newest)
     if with_keys and check == "full":
         keys = check_keys(datastore.snapshot, checkpoint, seed=seed, progress=progress)
     elif with_keys and passages is not None:
         keys = compare_keys(datastore.snapshot, passages.keys_QD, passages.ids_Q)
     tuning = None
-    if passages is not None and is_untuned and not newest:
+    if tunes:
         most = MAX_PROMPTS if check == "full" else _of_a_large_model(checkpoint, QUICK_PROMPTS, LEAST_PROMPTS)
         prompts = sample_prompts(datastore.snapshot, checkpoint, most=most, limit=limit, seed=seed, progress=progress)
-        tuning = tune_on_itself(store, passages, prompts)
+        of_all = sample() if newest or passages is None else passages
+        tuning = tune_on_itself(store, of_all, prompts)
     quality = _measure(store, checkpoint, passages, limit, should_take_s, progress)
-    untuned = _why_untuned(datastore, check, newest=newest, was_cut=limit.was_reached)
-    return Checked(keys, quality, tuning, limit.was_reached, untuned)
+    untuned = _why_untuned(datastore, check, was_cut=limit.was_reached)
+    return Checked(keys, quality, tuning, limit.was_reached, untuned, datastore.snapshot.outgrown)
 
 
-def _why_untuned(datastore: Datastore, check: str, *, newest: bool = False, was_cut: bool = False) -> str | None:
+def _why_untuned(datastore: Datastore, check: str, *, was_cut: bool = False) -> str | None:
     if datastore.snapshot.defaults.tuned_on is not None:
         return None
     if check == "none":
         return "nothing was checked"
-    if newest:
-        return "additions do not tune a datastore"
     return "its checks were cut" if was_cut else "its documents are too few or too short"
 
 

@@ -3,6 +3,8 @@
 New text of its domain is measured by positions of its documents, each searched for without its whole document. A store
 of one document has no other: each half stands for new text beside the other. Text that the store holds is measured by
 pieces that are read again without what stands before them, as a prompt is.
+
+A store that has several times as many entries as then is tuned again, unless it was tuned by hand.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from memlm.index.neighbors import Neighbors
-from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.manifest import OWN_DOCUMENTS, KnnDefaults
 from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.fitting import Trial, fit_lam, gain_of, grid_search, sharpened
 from memlm.indexing.passages import Passages
@@ -43,6 +45,16 @@ class SelfTuning:
     own_gain: float
 
 
+def must_tune(snapshot: Snapshot) -> bool:
+    """Whether a store should be tuned on its own documents: it never was, or it has outgrown that. Earlier versions did
+    not count the entries, so that what they tuned is tuned once more.
+    """
+    defaults = snapshot.defaults
+    if defaults.tuned_on is None:
+        return True
+    return defaults.tuned_itself and (defaults.tuned_entries is None or snapshot.outgrown is not None)
+
+
 def tune_on_itself(store: ModelStore, new: Passages, own: Passages) -> SelfTuning | None:
     """Tunes a store on passages of its documents and saves the result as its defaults. `new` are searched for without
     their documents, `own` with them. Returns None, without a change, for too few positions.
@@ -67,11 +79,12 @@ def tune_on_itself(store: ModelStore, new: Passages, own: Passages) -> SelfTunin
             k=k,
             lam=lam,
             temperature=temperature,
-            tuned_on=f"its own documents ({len(new.ids_Q)} tokens)",
+            tuned_on=f"{OWN_DOCUMENTS} ({len(new.ids_Q)} tokens)",
             gain=gain,
             gain_error=gain_error,
             adaptive=asdict(adaptive) if keeps else None,
             nprobe=before.nprobe,
+            tuned_entries=snapshot.num_entries,
         )
     )
     return result

@@ -150,6 +150,7 @@ def tune(
                 skip_retrieval_above=report.skip_retrieval_above if report.skip_kept else None,
                 min_pointers=report.min_pointers if report.pointers_kept else None,
                 nprobe=nprobe,
+                tuned_entries=datastore.snapshot.num_entries,
             )
         )
     return report

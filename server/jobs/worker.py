@@ -258,6 +258,8 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
             finish_build(task.path, model, **common)
     with Datastore.open(task.path) as store:
         snapshot = store.snapshot
+        if snapshot.outgrown:
+            log.warning("the tuning of %s is outgrown: %s", task.store, snapshot.outgrown)
         return JobReport(
             store=task.store,
             manifest=snapshot.manifest.number,

@@ -1,6 +1,7 @@
 """A new store's defaults, from passages of its own documents."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ from reference import decode_plainly
 from texts import make_text
 
 from memlm.api.datastores import NewDocument
+from memlm.base.files import checksum_of, read_signed, sign
 from memlm.bench.evidence_generation import facts_of
-from memlm.cli.render_index import print_build
+from memlm.cli.render_index import info_lines, print_build, print_compaction
 from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate
 from memlm.index.store.datastore import Datastore
-from memlm.indexing.build import add_to_index, build_index
+from memlm.indexing.build import add_to_index, build_index, compact_index
 from memlm.indexing.checks import _of_a_large_model
 from memlm.indexing.passages import PROMPT_TOKENS, TimeLimit, sample_passages, sample_prompts
 from memlm.indexing.self_tuning import _neighbors_of_new_text
@@ -206,9 +208,75 @@ def test_a_report_says_why_a_store_was_not_tuned_and_what_tunes_it(checkpoint, t
     command = f"memlm index tune {small.path} HELDOUT --model MODEL sets the defaults with held-out text"
     end = f"The datastore is in {small.path}."
     assert last_lines(small) == f", because its documents are too few or too short; {command} {end}"
-    added = add_to_index(checkpoint, texts, small.path)
-    assert last_lines(added) == f", because additions do not tune a datastore; {command} {end}"
-    tune(checkpoint, small.path, Corpus(texts))
-    assert add_to_index(checkpoint, [Document("more", "text")], small.path).untuned is None
+    added = add_to_index(checkpoint, [Document("more", "text")], small.path)
+    assert last_lines(added) == f", because its documents are too few or too short; {command} {end}"
+    assert add_to_index(checkpoint, texts, small.path).untuned is None
     assert build_index(checkpoint, texts, tmp_path / "large").untuned is None
     assert build_index(checkpoint, texts, tmp_path / "unchecked", check="none").untuned == "nothing was checked"
+
+
+def _texts(begin: int, end: int) -> list[Document]:
+    return [Document(str(each), make_text(each, 60)) for each in range(begin, end)]
+
+
+def test_a_store_that_tuned_itself_is_tuned_again_by_the_addition_with_which_it_outgrows_that(checkpoint, tmp_path):
+    store = build_index(checkpoint, _texts(0, 3), tmp_path / "store").path
+    first = _defaults(store)
+    assert first.tuned_entries is not None
+    assert add_to_index(checkpoint, _texts(3, 10), store).tuning is None  # not four times as large
+    assert _defaults(store) == first
+    added = add_to_index(checkpoint, _texts(10, 16), store)
+    with Datastore.open(store) as datastore:
+        snapshot = datastore.snapshot
+        assert snapshot.defaults.tuned_entries == snapshot.num_entries > 4 * first.tuned_entries
+        assert snapshot.defaults.tuned_on == f"its own documents ({added.tuning.tokens} tokens)"
+        assert (added.outgrown, snapshot.outgrown) == (None, None)
+
+
+def test_a_compaction_tunes_an_outgrown_store_and_one_without_a_model_says_so(checkpoint, tmp_path, capsys):
+    store = build_index(checkpoint, _texts(0, 3), tmp_path / "store").path
+    first = _defaults(store)
+    with load(checkpoint.path, [store]) as lm:
+        lm.remember([NewDocument(each.id, each.text) for each in _texts(3, 16)])
+        assert _defaults(store) == first  # a note is written at once
+    with Datastore.open(store) as datastore:
+        (tuned,) = [value for name, value in info_lines(datastore.snapshot) if name == "tuned"]
+        now = datastore.snapshot.num_entries
+    told = (
+        f"it had {first.tuned_entries:,} entries when it was tuned, and has {now:,} now; memlm index compact {store}"
+        " --model MODEL tunes it again"
+    )
+    assert tuned.endswith(f"; {told}")
+    print_compaction(compact_index(store), json=False)
+    assert told in " ".join(capsys.readouterr().err.split())
+    done = compact_index(store, checkpoint)
+    assert (done.was_tuned, done.outgrown, _defaults(store).tuned_entries) == (True, None, now)
+
+
+def test_a_tuning_by_hand_is_kept_and_said_to_be_outgrown(checkpoint, tmp_path, capsys):
+    store = build_index(checkpoint, _texts(0, 3), tmp_path / "store").path
+    tune(checkpoint, store, Corpus(_texts(20, 23)))
+    by_hand = _defaults(store)
+    added = add_to_index(checkpoint, _texts(3, 16), store)
+    assert added.tuning is None
+    assert _defaults(store) == by_hand
+    print_build(added, json=False)
+    assert f"memlm index tune {store} HELDOUT --model MODEL tunes it again" in " ".join(capsys.readouterr().err.split())
+    done = compact_index(store, checkpoint)
+    assert (done.was_tuned, done.outgrown, _defaults(store)) == (False, added.outgrown, by_hand)
+
+
+def test_a_store_that_an_earlier_version_tuned_is_read_and_tuned_once_more(checkpoint, tmp_path):
+    store = build_index(checkpoint, _texts(0, 3), tmp_path / "store").path
+    with Datastore.open(store) as datastore:
+        datastore.save_defaults(replace(datastore.snapshot.defaults, tuned_entries=None))
+        assert datastore.snapshot.outgrown is None
+        now = datastore.snapshot.num_entries
+    manifest = next(store.glob("manifest-*.json"))
+    body = read_signed(manifest.read_bytes())
+    del body["defaults"]["tuned_entries"]  # as such a version wrote it
+    manifest.write_bytes(sign(body))
+    pointer = (store / "CURRENT").read_text().split()
+    (store / "CURRENT").write_text(" ".join((pointer[0], checksum_of(sign(body)), *pointer[2:])) + "\n")
+    assert compact_index(store, checkpoint).was_tuned
+    assert _defaults(store).tuned_entries == now
