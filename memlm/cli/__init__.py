@@ -6,12 +6,20 @@ reason and advice), 2 wrong use, 130 interrupted.
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import re
 import sys
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
     """Runs the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an emoji on a terminal of latin-1 is shown as \U0001f600
     try:
         _run()
     except KeyboardInterrupt:  # while modules are imported
@@ -27,15 +35,25 @@ def _run() -> None:
     from memlm.errors import MemlmError
 
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # Python's own flush at the end would print a traceback
     except BrokenPipeError:
+        _discard_output()
         sys.exit(1)
     except MemlmError as error:
         err.print(f"memlm: {one_line(_with_flags(error))}", markup=False)
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _FULL:
             raise
+        if error.filename is None:
+            _discard_output()
+            reason = f"standard output, or a file, cannot be written ({error.strerror}); make room, or write elsewhere"
+            err.print(f"memlm: {reason}", markup=False)
+            sys.exit(1)
         err.print(
             one_line(f"memlm: {error.filename} cannot be used ({error.strerror}); give another path"), markup=False
         )
@@ -43,6 +61,11 @@ def _run() -> None:
     except Interrupted as stopped:
         err.print(f"\nmemlm: {one_line(str(stopped))}", markup=False)
         sys.exit(130)
+
+
+def _discard_output() -> None:
+    """Drops what standard output still holds, so that the end of the process does not fail on it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_flags(error: Exception) -> str:

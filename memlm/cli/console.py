@@ -58,7 +58,12 @@ NOTICED_S = 1.0  # a shorter phase gets no line
 
 def emit_json(answer: Any) -> None:
     """Writes one JSON object."""
-    out.print(printable_json(json.dumps(jsonable(answer), ensure_ascii=False, allow_nan=False)), markup=False)
+    text = printable_json(json.dumps(jsonable(answer), ensure_ascii=False, allow_nan=False))
+    try:
+        text.encode(out.encoding)
+    except UnicodeEncodeError:  # an escape of Python would be no JSON
+        text = json.dumps(jsonable(answer), allow_nan=False)
+    out.print(text, markup=False)
 
 
 def jsonable(value: Any) -> Any:

@@ -189,7 +189,9 @@ def _token_lines(tokens: Sequence[Token], document_id: str, width: int) -> Itera
 
 
 def _bar(share: float, width: int) -> str:
-    """A bar in eighths of a character."""
+    """A bar in eighths of a character, or in whole ones where standard output has no blocks."""
+    if out.options.ascii_only:
+        return ("#" * round(width * share)).ljust(width)
     eighths = round(8 * width * min(max(share, 0.0), 1.0))
     full, rest = divmod(eighths, 8)
     return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)

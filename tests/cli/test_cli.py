@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import signal
@@ -393,6 +394,36 @@ def test_help_loads_nothing_that_takes_long(tmp_path):
     assert "memlm.cli.app" in loaded
     assert not {name.partition(".")[0] for name in loaded} & {"torch", "faiss", "numpy", "grpc", "pyarrow", "sqlite3"}
     assert not {"google.protobuf", "memlm.server.main", "memlm.language_model"} & loaded
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_text_that_standard_output_cannot_hold_is_escaped(own_store, encoding):
+    command = [sys.executable, "-m", "memlm", "index", "delete", own_store, "λ 😀.md", "--dry-run"]
+    settings = {**os.environ, "PYTHONIOENCODING": encoding}
+    shown = subprocess.run(command, env=settings, check=True, capture_output=True, text=True).stdout
+    assert shown.startswith("\\u03bb \\U0001f600.md\n")
+    shown = subprocess.run([*command, "--json"], env=settings, check=True, capture_output=True, text=True).stdout
+    assert json.loads(shown) == {"documents": ["λ 😀.md"]}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("words", [["--help"], ["index", "info"], ["index", "info", "--json"]])
+def test_a_full_disk_behind_standard_output_is_one_line(own_store, words):
+    command = [sys.executable, "-m", "memlm", *words, *[own_store][: len(words) - 1]]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("memlm: standard output, or a file, cannot be written (No space left on device); ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_a_command_without_a_word(own_store):
+    command = [sys.executable, "-m", "memlm", "index", "info", own_store, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    with process.stderr as problems:
+        assert problems.read() == ""
+    assert process.wait() == 1
 
 
 def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, tmp_path):
