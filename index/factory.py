@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from memlm.errors import InvalidInput
 
 FLAT = "Flat"
-NO_INDEX = "none"  # of a store that has no keys, and gives drafts only
+NO_INDEX = "none"  # of a store that has no keys, and is never searched for neighbors
 MAX_LISTS = 1 << 20
 MAX_LINKS = 256  # of a node of HNSW; Faiss takes 32 if none are given
 MAX_CODE_BITS = 12  # a product quantizer has 2^bits centroids over the whole width

@@ -73,7 +73,7 @@ class StoreSpec:
 
     @property
     def drafts_only(self) -> bool:
-        """Whether the store has no keys: its texts give drafts, and are never searched for neighbors."""
+        """Whether the store has no keys: it gives text, passages and drafts, and never neighbors."""
         return self.index == NO_INDEX
 
 

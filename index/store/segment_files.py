@@ -40,7 +40,7 @@ def finish_segment(
     row of each document, and the number of all rows. Returns the segment's record, and a temperature of the keys' scale
     if the segment `is_first` in its store.
 
-    A store for drafts only has no keys and no index. There the order of passages is one of the recorded files.
+    A store of the index "none" has no keys and no index. There the order of passages is one of the recorded files.
     """
     sync_file(folder / DOCUMENTS)
     with closing(GrowingArray(folder / STARTS, "<i8", None)) as array:

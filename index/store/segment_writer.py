@@ -61,7 +61,7 @@ class SegmentWriter:
         pruned_N: Bool[np.ndarray, " N"] | None = None,
     ) -> None:
         """Appends entries to the current document. Searches never find the pruned ones. Keys are rounded to float16.
-        None stands for the keys of a store for drafts only. Raises InvalidInput for keys that float16 cannot hold.
+        None stands for the keys of a store without keys. Raises InvalidInput for keys that float16 cannot hold.
         """
         self._check(keys_ND, values_N)
         if (pruned_N is None) != (self._pruned is None):
@@ -109,7 +109,7 @@ class SegmentWriter:
         if self.num_entries != self._values.rows:
             raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
         if (keys_ND is None) != self._spec.drafts_only:
-            raise InvalidInput("keys_ND goes with every store but one for drafts only", field="keys_ND")
+            raise InvalidInput("keys_ND goes with every store but one of the index none", field="keys_ND")
         if keys_ND is not None and keys_ND.shape != (len(values_N), self._spec.dim):
             raise InvalidInput(
                 f"keys of shape {keys_ND.shape}; expected ({len(values_N)}, {self._spec.dim}), one row a value",

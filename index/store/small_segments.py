@@ -32,7 +32,7 @@ MERGED_AT_ONCE = 4  # segments of a tier, so that each tier has three at most
 
 @dataclass(frozen=True, slots=True)
 class NewEntries:
-    """A document with the entries of its N tokens. Keys are None in a store for drafts only, `pruned_N` in one that is
+    """A document with the entries of its N tokens. Keys are None in a store without keys, `pruned_N` in one that is
     not pruned.
     """
 

@@ -85,7 +85,7 @@ class Snapshot:
 
     @property
     def drafts_only(self) -> bool:
-        """Whether the store has no keys by design, and gives drafts only."""
+        """Whether the store has no keys by design: it gives text, passages and drafts, and never neighbors."""
         return self.manifest.spec.drafts_only
 
     @property
@@ -208,15 +208,16 @@ class Snapshot:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the keys are there: they were kept, and the store is not for drafts only."""
+        """Whether the keys are there: they were kept, and the store was built with some."""
         return not self.drafts_only and all(segment.has_keys for segment in self.segments)
 
     def check_searchable(self, name: str = "") -> None:
         """Raises Incompatible for a store without keys, under its name, or else its path."""
         if self.drafts_only:
             raise Incompatible(
-                f"the datastore {name or str(self.path)!r} gives drafts only: it was built without keys (index none),"
-                " and this needs some; use another datastore, or build one with an index"
+                f"the datastore {name or str(self.path)!r} has no keys (it was built with index none), and this"
+                " searches keys; it serves answer, passages and search by words, and trace: use these, or build a"
+                " datastore with an index"
             )
 
     def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:

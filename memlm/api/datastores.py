@@ -240,7 +240,10 @@ class BuildDatastoreRequest(Request[OperationInfo]):
     index: str | None = field(
         default=None,
         metadata=option(
-            "Index type, or none: no keys, for drafts only.", default="auto", metavar="auto|none|FACTORY", panel=INDEX
+            "Index type, or none: in seconds, for answer, passages, trace, words and drafts.",
+            default="auto",
+            metavar="auto|none|FACTORY",
+            panel=INDEX,
         ),
     )
     target: float | None = field(

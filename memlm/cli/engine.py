@@ -20,9 +20,10 @@ ENGINES = ("local", "ray")
 
 @contextmanager
 def reader_of(
-    engine: str, model: Path, *, dtype: str, device: str, address: str | None, index: str = ""
+    engine: str, model: Path | Checkpoint, *, dtype: str, device: str, address: str | None, index: str = ""
 ) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
-    """The model of a build, loaded if a cluster is to read with it, and its encoder.
+    """The model of a build, loaded if a cluster is to read with it, and its encoder. A cluster reads with the model of
+    a path.
 
     Raises InvalidInput for options that do not go together.
     """
@@ -39,6 +40,7 @@ def reader_of(
             )
         yield model, None
         return
+    assert isinstance(model, Path)
     prepare(address)
     try:
         from memlm.distributed.encoding import RayEncoder

@@ -16,13 +16,13 @@ from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
 from memlm.cli.engine import reader_of
 from memlm.cli.fields import with_fields
+from memlm.cli.forecast import PlannedBuild, foretell_addition, foretell_build
 from memlm.cli.interruption import describe_build, on_interrupt, this_command
 from memlm.cli.render_index import (
     print_build,
     print_compaction,
     print_copy,
     print_delete_preview,
-    print_estimate,
     print_info,
     print_neighbors,
     print_passages,
@@ -44,7 +44,8 @@ def build(
     index: Annotated[
         str,
         typer.Option(
-            metavar="auto|none|FACTORY", help="auto, a Faiss factory string, or none: no keys, for drafts only."
+            metavar="auto|none|FACTORY",
+            help="auto, a Faiss factory string, or none: in seconds, for answer, passages, trace, words and drafts.",
         ),
     ] = "auto",
     target: Annotated[
@@ -73,23 +74,27 @@ def build(
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
+    yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
     """Build a datastore with one entry per token. An interrupted build resumes."""
     from memlm.data.corpus import Corpus
 
     documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
+    planned = PlannedBuild(model, documents, out_folder, index, window, stride, dtype, device)
     if dry_run:
-        from memlm.model.checkpoint import load_checkpoint
-
-        checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-        _estimate(checkpoint, documents, out_folder, index=index, window=window, stride=stride, json=json)
+        planned.print(json=json)
         return
-    with on_interrupt(partial(describe_build, out_folder, model)), ConsoleProgress() as progress:
-        progress(LOADING, 0, 1)
-        from memlm.indexing.build import build_index
+    with on_interrupt(partial(describe_build, out_folder, model)):
+        given = foretell_build(planned, asks=not (yes or json)) if engine == "local" else model
+        with (
+            ConsoleProgress() as progress,
+            reader_of(engine, given, dtype=dtype, device=device, address=address, index=index) as (loaded, encoder),
+        ):
+            if given is model:
+                progress(LOADING, 0, 1)
+            from memlm.indexing.build import build_index
 
-        with reader_of(engine, model, dtype=dtype, device=device, address=address, index=index) as (loaded, encoder):
             report = build_index(
                 loaded, documents, out_folder, index=index, target=target, encoder=encoder,
                 max_ram_bytes=options.num_bytes(max_ram), keep_keys=keep_keys, prune=prune, window=window,
@@ -112,17 +117,25 @@ def add(
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
+    yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
     """Add documents as a new segment, while readers keep reading."""
     from memlm.data.corpus import Corpus
 
     documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
-    with on_interrupt(partial(describe_build, store, model)), ConsoleProgress() as progress:
-        progress(LOADING, 0, 1)
-        from memlm.indexing.build import add_to_index
+    with on_interrupt(partial(describe_build, store, model)):
+        given: Path | Checkpoint = model
+        if engine == "local":
+            given = foretell_addition(model, documents, store, dtype=dtype, device=device, asks=not (yes or json))
+        with (
+            ConsoleProgress() as progress,
+            reader_of(engine, given, dtype=dtype, device=device, address=address) as (loaded, encoder),
+        ):
+            if given is model:
+                progress(LOADING, 0, 1)
+            from memlm.indexing.build import add_to_index
 
-        with reader_of(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder):
             report = add_to_index(
                 loaded, documents, store, replace=replace, check=check, dtype=dtype, device=device,
                 encoder=encoder, progress=progress,
@@ -400,23 +413,3 @@ def _key_problems(datastore: Any, model: Path, dtype: str, device: str) -> list[
     ModelStore(datastore, checkpoint)
     with ConsoleProgress() as progress:
         return check_keys(datastore.snapshot, checkpoint, progress=progress).problems(str(datastore.path))
-
-
-def _estimate(
-    checkpoint: Checkpoint,
-    documents: Any,
-    out_folder: Path,
-    *,
-    index: str,
-    window: int | None,
-    stride: int | None,
-    json: bool,
-) -> None:
-    from memlm.indexing.estimate import estimate_build
-    from memlm.retrieval.encoder import window_size
-
-    estimate = estimate_build(
-        checkpoint, documents, out_folder, index=index, size=window_size(checkpoint.decoder, window, stride)
-    )
-    print_estimate(estimate, [name for name, _ in documents.files()], out_folder, json=json)
-    estimate.check(out_folder)

@@ -131,6 +131,9 @@ Device = Annotated[
         metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute. auto: the first GPU.", rich_help_panel="Model"
     ),
 ]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal, before work of more than ten minutes.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")]
 
 ShowSources = Annotated[

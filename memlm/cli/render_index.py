@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,10 @@ from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, 
 from memlm.index.factory import NO_INDEX
 
 SHOWN_FILES = 100
+TIME_UNITS = (("min", 60, 90 * 60), ("h", 3600, 48 * 3600), ("days", 86_400, math.inf))  # in seconds, and up to where
+SERVED_WITHOUT_KEYS = (
+    "it serves answer, passages, trace, search --by words and drafts, and generation finds no neighbors"
+)
 
 
 def print_neighbors(neighbors: Sequence[Neighbor], request: SearchRequest, *, json: bool) -> None:
@@ -97,7 +102,36 @@ def print_estimate(estimate: Any, files: list[str], out_folder: Path, *, json: b
         out.print(one_line(name), markup=False)
     if len(files) > SHOWN_FILES:
         out.print(f"and {len(files) - SHOWN_FILES:,} more (--json lists all)")
-    print_facts({"files": len(files), **jsonable(estimate)}, f"estimate for {out_folder}", json=False)
+    print_lines(f"estimate for {out_folder}", _estimate_lines(estimate, len(files)))
+
+
+def _estimate_lines(estimate: Any, num_files: int) -> list[tuple[str, str]]:
+    """Names and values of an estimate, in the units of people."""
+    from memlm.indexing.estimate import seconds_without_keys
+
+    ram, pace = f"{file_size(estimate.ram_bytes)} to build", ""
+    if estimate.search_bytes:
+        ram += f", {file_size(estimate.search_bytes)} to search"
+    if estimate.tokens_per_s is not None:
+        pace = f", {estimate.tokens_per_s:,.0f} tokens/s with this model on this machine"
+    seconds = seconds_without_keys(estimate.entries) if estimate.seconds is None else estimate.seconds
+    return [
+        ("files", f"{num_files:,}"),
+        ("entries", f"about {estimate.entries:,}, one a token"),
+        ("index", estimate.index),
+        ("disk", f"{file_size(estimate.disk_bytes)} at most, {file_size(estimate.free_bytes)} are free"),
+        ("RAM", ram),
+        ("time", f"about {duration(seconds)}{pace}"),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that a person would name it in, with two digits or more."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    name, unit_s = next((unit for unit in TIME_UNITS if seconds < unit[2]), TIME_UNITS[-1])[:2]
+    count = seconds / unit_s
+    return f"{count:.2g} {name}" if count < 10 else f"{count:,.0f} {name}"
 
 
 def print_build(report: Any, *, json: bool) -> None:
@@ -117,7 +151,7 @@ def print_build(report: Any, *, json: bool) -> None:
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
     if report.index == NO_INDEX:
-        out.print("it has no keys: it gives drafts only, and nothing searches it")
+        out.print(f"no keys: {SERVED_WITHOUT_KEYS}")
     elif report.check == "none":
         done = "checked or tuned" if report.untuned else "checked"
         out.print(
@@ -349,7 +383,7 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
     if snapshot.drafts_only:
         about_keys = [
             ("tokenizer", f"that of {spec.model or 'unnamed'}, fingerprint {spec.tokenizer_fingerprint}"),
-            ("index", "none: it has no keys, and gives drafts only"),
+            ("index", f"none: {SERVED_WITHOUT_KEYS}"),
         ]
     return [
         ("content", f"{snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents{pruned}{deleted}"),

@@ -66,7 +66,7 @@ class ShardSegments:
         self._views = OrderedDict[SegmentView, Segment]()
         self._manifest = read_manifest(self.path)
         if self._manifest.spec.drafts_only:
-            raise Incompatible(f"{self.path} gives drafts only, and a shard searches keys; serve it without shards")
+            raise Incompatible(f"{self.path} has no keys, and a shard searches keys; serve it without shards")
         if not self._manifest.store_id:
             raise Incompatible(
                 f"{self.path} is of an early version of memlm; `memlm index compact {self.path}` renews it"

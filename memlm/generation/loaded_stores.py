@@ -281,7 +281,7 @@ class LoadedStores:
 
     def shared_retriever(self, params: RetrievalParams) -> Retriever | None:
         """Returns the retriever of a request that excludes no documents yet, or None if it uses no datastore or none is
-        loaded. One with datastores for drafts only searches nothing.
+        loaded. One with datastores without keys searches nothing.
 
         Requests with the same settings get the same object while one of them runs, so that a batch searches for all of
         them at once.

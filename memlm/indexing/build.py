@@ -101,11 +101,12 @@ def build_index(
 ) -> BuildReport:
     """Builds a datastore with one entry per token of the corpus, or resumes an interrupted build of it.
 
-    `index` is "auto", a Faiss factory string, or "none": a store for drafts only, without keys, which is built without
-    the model and which nothing searches. `target` is the share of the softmax mass that the index should find, by
-    default 0.95: beyond it searches cost more and nats hardly change. With `max_ram_bytes`, the RAM for searching in
-    bytes, "auto" takes the smallest codes that find the target, by default 0.99. Without `keep_keys`, keys are removed
-    once the index is built, which saves half the disk or more, and rules out re-ranking, exact search and compaction.
+    `index` is "auto", a Faiss factory string, or "none": a store without keys, which is built without the model in
+    seconds. It serves passages, words, traces and drafts, and no neighbors. `target` is the share of the softmax mass
+    that the index should find, by default 0.95: beyond it searches cost more and nats hardly change. With
+    `max_ram_bytes`, the RAM for searching in bytes, "auto" takes the smallest codes that find the target, by default
+    0.99. Without `keep_keys`, keys are removed once the index is built, which saves half the disk or more, and rules
+    out re-ranking, exact search and compaction.
 
     With `prune`, the index leaves out entries if the model gives their token that probability or more. `window` is the
     number of tokens that the model reads at once, by default its context, or 1,024 if that is longer, and `stride` the

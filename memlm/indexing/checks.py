@@ -73,7 +73,7 @@ def run_checks(
     progress: Progress,
 ) -> Checked:
     """Checks a store, or its `newest` segment, after work of `worked_s` seconds, and commits the quality of its index.
-    Tunes on its own documents a store that was never tuned, or has outgrown that. Of a store for drafts only there is
+    Tunes on its own documents a store that was never tuned, or has outgrown that. Of a store without keys there is
     nothing to check.
     """
     if datastore.snapshot.drafts_only:

@@ -24,6 +24,7 @@ from memlm.retrieval.encoder import Encoder, document_windows, window_size
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
 MEASURED_S, MEASURED_INPUTS, MEASURED_KEYS = 1.5, 256, 2048
 VALUE_BYTES, PLACE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 4, 8, 300  # a place in the order of passages
+WITHOUT_KEYS_TOKENS_PER_S = 200_000  # docs/log/2026-11-26-draft-only-datastores.md
 BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 
@@ -103,6 +104,11 @@ def estimate_build(
         tokens_per_s=pace,
         seconds=None if pace is None else entries / pace + entries * _seconds_per_key(dim, lists),
     )
+
+
+def seconds_without_keys(entries: int) -> float:
+    """The time of a build with an index of "none", which reads no document with the model."""
+    return entries / WITHOUT_KEYS_TOKENS_PER_S
 
 
 def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], size: WindowSize) -> float:

@@ -162,7 +162,7 @@ def measure_quality(store: ModelStore, trial: Trial) -> Quality:
 
 def check_keys(snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> KeyCheck:
     """Encodes the beginnings of some documents again and compares the keys with those in the store. If keys were not
-    kept, only searches for them. A store without entries passes, and one for drafts only.
+    kept, only searches for them. A store without entries passes, and one without keys.
     """
     if snapshot.drafts_only:
         return KeyCheck(found=1.0, aligned=None, positions=0, exact=False)

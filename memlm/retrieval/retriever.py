@@ -2,7 +2,7 @@
 
 A retriever searches one datastore or several at once. The neighbors of several stores share one softmax, in which a
 store of weight w counts as if each of its entries were stored w times. With all weights 1, the result equals that of
-one store with all the documents. Datastores without keys are not searched: they give drafts only.
+one store with all the documents. Datastores without keys are not searched: they give drafts.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Retriever:
         for store in draft_stores:
             if weight_of.get(store.name, 1.0) != 1.0:
                 raise InvalidInput(
-                    f"the datastore {store.name!r} gives drafts only, so it has no weight; leave its weight out",
+                    f"the datastore {store.name!r} has no keys, so it is not mixed in and has no weight; leave its"
+                    " weight out",
                     field="stores",
                 )
         if not (stores := [store for store in stores if store not in draft_stores]):
@@ -134,7 +135,7 @@ class Retriever:
 
     @property
     def all_stores(self) -> tuple[ModelStore, ...]:
-        """The stores that are searched, and behind them those that give drafts only."""
+        """The stores that are searched, and behind them those without keys."""
         return self.stores + self.draft_stores
 
     @property

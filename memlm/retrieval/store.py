@@ -77,8 +77,8 @@ MARKED_DOCUMENTS = 1024
 
 
 class ModelStore:
-    """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built. A store for drafts
-    only serves every model of its tokenizer.
+    """One loaded datastore. Raises Incompatible for a store that another model or tokenizer built. A store
+    without keys serves every model of its tokenizer.
     """
 
     def __init__(self, datastore: Datastore, checkpoint: Checkpoint, name: str = "") -> None:
@@ -336,7 +336,7 @@ def check_sums(params: RetrievalParams, temperature: float, *, adapts: bool, fol
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:
     """Raises Incompatible, naming the difference, unless the store was built by this model and tokenizer. Of a store
-    for drafts only, the tokenizer alone counts.
+    without keys, the tokenizer alone counts.
     """
     spec = manifest.spec
     if spec.tokenizer_fingerprint != checkpoint.tokenizer.fingerprint:

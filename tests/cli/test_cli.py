@@ -1,8 +1,10 @@
 """The command line: exit codes, one clear line for what is wrong, JSON for programs."""
 
+import contextlib
 import io
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -16,6 +18,8 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from chats import save_chat_model
+from running import PATIENCE_S
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -23,8 +27,10 @@ from memlm.cli import main
 from memlm.cli.app import app
 from memlm.cli.console import ConsoleProgress, jsonable
 from memlm.cli.options import num_bytes
+from memlm.cli.render_index import SERVED_WITHOUT_KEYS, duration
 from memlm.cli.serve import announcement
 from memlm.index.store.manifest import read_manifest
+from memlm.indexing.estimate import SAMPLE_DOCUMENTS
 from memlm.server.config import ServerConfig
 
 
@@ -287,6 +293,89 @@ def test_a_dry_run_lists_the_files_that_would_be_read(capsys, model_folder, corp
     result = json.loads(memlm(capsys, *build, "--json")[1])
     assert (result["files"], result["tokens_per_s"] > 0) == (names, True)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.2, "1 s"),
+        (89, "89 s"),
+        (100, "1.7 min"),
+        (5400, "1.5 h"),
+        (1.008e5, "28 h"),
+        (9e5, "10 days"),
+        (9e7, "1,042 days"),
+    ],
+)
+def test_times_are_in_the_unit_of_people(seconds, shown):
+    assert duration(seconds) == shown
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Path:
+    """A folder of 20 GB that takes no room. The estimate reads its first documents."""
+    (tmp_path / "huge").mkdir()
+    for number in range(SAMPLE_DOCUMENTS):
+        (tmp_path / "huge" / f"a{number}.txt").write_text(f"document {number}: {make_text(number, 20)}")
+    with (tmp_path / "huge" / "z.txt").open("wb") as last:
+        last.truncate(20 * 10**9)
+    return tmp_path / "huge"
+
+
+def at_terminal(typed: str, *words: object) -> tuple[int, str]:
+    """Runs a command in a pseudo-terminal where some keys were typed ahead; its exit code, and what it printed."""
+    main_side, side = pty.openpty()
+    command = [sys.executable, "-m", "memlm", *map(str, words)]
+    with subprocess.Popen(command, stdin=side, stdout=side, stderr=side) as process:
+        os.close(side)
+        os.write(main_side, typed.encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # the command has closed its side
+            while data := os.read(main_side, 1 << 16):
+                shown += data
+        code = process.wait(PATIENCE_S)
+    os.close(main_side)
+    return code, " ".join(shown.decode().split())
+
+
+def test_long_work_is_foretold_and_asked_about_on_a_terminal(capsys, model_folder, own_store, huge, tmp_path):
+    foretold = r"entries take about [\d.,]+ (h|days)\. A datastore with --index none takes about [\d.,]+ (min|h|days)"
+    build = ["index", "build", huge, "--model", model_folder, "--out", tmp_path / "s"]
+    code, shown = at_terminal("n\n", *build)
+    assert code == 1
+    assert re.search(rf"{foretold}.* Go on\? \[y/N\]", shown)
+    assert not (tmp_path / "s").exists()
+    printed = memlm(capsys, *build, "--dry-run")[1]
+    assert re.search(r"time +about [\d.,]+ (h|days), [\d,]+ tokens/s", printed)
+
+    add = ["index", "add", own_store, huge, "--model", model_folder, "--check", "none"]
+    code, shown = at_terminal("", *add, "--yes")
+    assert (code, "Go on?" in shown) == (0, False)
+    assert re.search(foretold, shown)
+    code, _, told = memlm(capsys, *add, "--replace")
+    assert (code, "Go on?" in told) == (0, False)
+    assert re.search(foretold, told)
+    assert "take about" not in memlm(capsys, "index", "add", own_store, huge / "a0.txt", "--model", model_folder)[2]
+
+
+def test_a_store_without_keys_names_what_it_serves(capsys, tokenizer, corpus_folder, tmp_path):
+    store, model = tmp_path / "s", save_chat_model(tmp_path / "chat", tokenizer, context_length=4000)
+    code, printed, told = memlm(
+        capsys, "index", "build", corpus_folder, "--model", model, "--out", store, "--index", "none"
+    )
+    assert (code, "take about" in told) == (0, False)
+    assert f"no keys: {SERVED_WITHOUT_KEYS}" in printed
+    assert f"none: {SERVED_WITHOUT_KEYS}" in memlm(capsys, "index", "info", store)[1]
+    text = (corpus_folder / "doc-3.txt").read_text()[:60]
+    opened = ("--model", model, "--store", store)
+    for words in (
+        ("answer", text, *opened, "--max-tokens", "4"),
+        ("index", "passages", store, text, "--model", model),
+        ("index", "search", store, text, "--by", "words", "--model", model),
+        ("trace", text, *opened),
+    ):
+        code, printed, told = memlm(capsys, *words)
+        assert (code, "doc-3.txt" in printed) == (0, True), (words, printed, told)
 
 
 def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):

@@ -1,4 +1,4 @@
-"""Datastores without keys: they give drafts, and no text, score or search has anything of them else."""
+"""Datastores without keys: no text, score or search for neighbors has anything of them but drafts."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from running import alike
 
 from memlm.api.generation import Completion, DraftSource
 from memlm.api.params import GenerateRequest
-from memlm.cli.render_index import info_lines
+from memlm.cli.render_index import SERVED_WITHOUT_KEYS, info_lines
 from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
@@ -149,7 +149,7 @@ def test_a_store_serves_every_model_of_its_tokenizer_alone(tokenizer, path, stor
 
 
 def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
-    without = "'drafts' gives drafts only: it was built without keys"
+    without = "'drafts' has no keys .* passages and search by words"
     with pytest.raises(Incompatible, match=without):
         lm.search("drafts", "the memory")
     with pytest.raises(Incompatible, match=without):
@@ -161,12 +161,12 @@ def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
         lambda: lm.engine.stores.model_store().snapshot.exact().search(np.zeros((1, 32), np.float32), 1),
         lambda: lm.engine.stores.model_store().snapshot.keys(np.array([1 << 40])),
     ):
-        with pytest.raises(Incompatible, match="gives drafts only: it was built without keys"):
+        with pytest.raises(Incompatible, match=r"has no keys .* passages and search by words"):
             work()
     for name, value in (("k", 4), ("lam", 0.5), ("knn_temperature", 1.0), ("min_pointers", 2), ("spalm", True)):
         with pytest.raises(InvalidInput, match=f"{name} is set, but no datastore is searched"):
             written(lm, **{name: value})
-    with pytest.raises(InvalidInput, match="'drafts' gives drafts only, so it has no weight"):
+    with pytest.raises(InvalidInput, match="'drafts' has no keys, so it is not mixed in and has no weight"):
         written(lm, stores={"drafts": 2.0})
     assert written(lm, stores={"drafts": 1.0}).text
 
@@ -206,7 +206,7 @@ def test_a_store_has_its_tokens_and_no_keys(path, quantized, documents):
             assert snapshot.tokens(document.id).tolist() == quantized.tokenizer.encode(document.text).tolist()
         assert (snapshot.dim, snapshot.index_kind, snapshot.distances, snapshot.has_keys) == (0, "none", "none", False)
         shown = dict(info_lines(snapshot))
-        assert shown["index"] == "none: it has no keys, and gives drafts only"
+        assert shown["index"] == f"none: {SERVED_WITHOUT_KEYS}"
         assert not {"quality", "defaults", "tuned"} & set(shown)
         assert snapshot.verify() == []
     assert not finish_build(path, quantized)

@@ -53,7 +53,7 @@ def test_only_a_caller_that_may_use_the_store_gets_its_drafts(
         assert none.tokens == plain.tokens
         with pytest.raises(PermissionDenied):
             written(eve, 6, store="code")
-        with pytest.raises(Incompatible, match="the datastore 'code' gives drafts only") as refused:
+        with pytest.raises(Incompatible, match="the datastore 'code' has no keys") as refused:
             ann.search("code", "a model")
         assert str(tmp_path) not in str(refused.value)
         assert ann.score(PROMPT).knn is None
