@@ -69,10 +69,7 @@ def print_build(built: BuildReport, to: Console) -> None:
         f" {built.index}"
     )
     if (quality := built.quality) is not None and quality.queries:  # exact search misses nothing
-        to.print(
-            f"against exact search: recall@{quality.k} {quality.recall:.3f}, softmax mass {quality.softmax_mass:.3f},"
-            f" {quality.nats_change:+.4f} ± {quality.nats_change_error:.4f} nats per token"
-        )
+        to.print(f"its index finds {quality.recall:.1%} of the {quality.k} neighbors that an exact search finds")
     to.print()
 
 

@@ -34,6 +34,8 @@ from memlm.server.local import started_server
 
 PACKAGE = "asyncio"
 BYTES_OF = {"store": 60_000, "valid": 20_000, "test": 20_000}
+USES = {"store": "to store", "valid": "to tune on", "test": "to test with"}
+CITED_FROM = 0.005  # of an answer; a smaller share is printed as 0%
 TUNED_TOKENS = 4_000
 PROMPT = 'class DelayedQueue(Queue):\n    """A subclass of Queue that'
 MAX_TOKENS = 60
@@ -101,8 +103,9 @@ def run(
 
 def _build(checkpoint: Checkpoint, texts: Path, store: Path, seed: int, to: Console) -> BuildReport:
     counts = split_modules(list((LIBRARY / PACKAGE).rglob("*.py")), texts, BYTES_OF, seed)
-    split = ", ".join(f"{number} for {use}" for use, number in counts.items())
-    to.print(f"Modules of {PACKAGE} in Python {sys.version.split()[0]}: {split}.\n")
+    split = ", ".join(f"{number} {USES[use]}" for use, number in counts.items())
+    to.print("A model reads some documents, uses them, learns a fact that it cannot know, and forgets it.")
+    to.print(f"The documents are modules of {PACKAGE} in Python {sys.version.split()[0]}: {split}.\n")
     to.rule("1. Build a datastore", align="left")
     with ConsoleProgress() as progress:
         built = build_index(checkpoint, Corpus([texts / "store"]), store, seed=seed, progress=progress)
@@ -111,13 +114,14 @@ def _build(checkpoint: Checkpoint, texts: Path, store: Path, seed: int, to: Cons
 
 
 def _tune(checkpoint: Checkpoint, texts: Path, store: Path, to: Console) -> tuple[TuneReport, Score]:
-    to.rule("2. Tune it on held-out modules, test it on others", align="left")
+    to.rule("2. Tune it on modules that are not stored, test it on others", align="left")
     with ConsoleProgress() as progress:
         tuning = tune(checkpoint, store, Corpus([texts / "valid"]), max_tokens=TUNED_TOKENS, progress=progress)
         with LanguageModel(checkpoint, [store]) as lm:
             score = evaluate(lm, Corpus([texts / "test"]), progress=progress).total
+    alone, mixed = score.base.bits_per_byte, score.bits_per_byte
     to.print(f"k {tuning.k}, lam {tuning.lam:.3f}, temperature {tuning.temperature:.3g}")
-    to.print(f"bits per byte: model {score.base.bits_per_byte:.4f}, with its datastore {score.bits_per_byte:.4f}\n")
+    to.print(f"bits per byte: model alone {alone:.4f}, with the datastore {mixed:.4f} ({mixed / alone - 1:+.0%})\n")
     return tuning, score
 
 
@@ -157,12 +161,14 @@ def _ask(when: str, client: Client, to: Console) -> Answer:
         seen = list(tokens)
     text, sources = "".join(token.text for token in seen), render.probability_by_document(seen)
     answer = Answer(text, dict(sources), _probability_of(STATEMENT, ENDING, client))
-    cited = ", ".join(f"{document} {share / len(seen):.0%}" for document, share in sources.most_common(2))
+    shares = [(document, share / len(seen)) for document, share in sources.most_common(2)]
+    cited = ", ".join(f"{document} {share:.0%}" for document, share in shares if share >= CITED_FROM)
     to.print(f"{when}:", style="bold")
     to.print(f"  {QUESTION}", style="dim", markup=False)
     to.print(textwrap.indent(text, "  "), markup=False)
     to.print(
-        f"  from {cited or 'the model alone'}; p({ENDING!r} after {STATEMENT!r}) = {answer.probability:.2g}\n",
+        f"  from {cited or 'the model alone'}; {STATEMENT!r} goes on with {ENDING!r} with a probability of"
+        f" {answer.probability:.2g}\n",
         style="dim",
         markup=False,
     )
@@ -191,7 +197,7 @@ def _wait(target: str, to: Console) -> None:
 
 def _print_summary(folder: Path, model: Path, report: DemoReport) -> None:
     base, mixed = report.score.base, report.score.figures
-    shown = table(f"held-out modules of {PACKAGE}", "model alone", "with its datastore", title="Results")
+    shown = table("modules that are not stored", "model alone", "with the datastore", title="Results (less is better)")
     for name in ("bits_per_byte", "token_perplexity", "word_perplexity"):
         shown.add_row(name.replace("_", " "), f"{getattr(base, name):,.3f}", f"{getattr(mixed, name):,.3f}")
     out.print(shown)
@@ -204,14 +210,15 @@ def _print_summary(folder: Path, model: Path, report: DemoReport) -> None:
     )
     facts.add_row("generation", f"{report.tokens_per_s:.1f} tokens/s, one stream over gRPC")
     before, taught, forgotten = (each.probability for each in (report.before, report.taught, report.forgotten))
-    facts.add_row(f"p({ENDING.strip()})", f"{before:.2g}, taught {taught:.2g}, deleted {forgotten:.2g}")
+    facts.add_row(f"probability of {ENDING.strip()!r}", f"{before:.2g}, taught {taught:.2g}, deleted {forgotten:.2g}")
     facts.add_row("total time", f"{report.seconds:.0f} s")
     out.print(facts)
     print_commands(
         "The same with your own files:",
         [
+            f"memlm index build docs/ --model {model} --out my-docs --index none",
+            f"memlm answer 'QUESTION' --model {model} --store my-docs",
             f"memlm index build docs/ --model {model} --out my-store",
-            f"memlm index tune my-store other-docs/ --model {model}",
             f"memlm generate 'To install, run' --model {model} --store my-store --show-sources",
             f"memlm serve --model {model} --store my-store",
         ],
