@@ -1,4 +1,4 @@
-"""The table of README.md of what memory is worth: a few lines of docs/reports/evidence.md."""
+"""The table at the top of docs/reports/evidence.md: a few lines of the others."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -59,8 +59,8 @@ def lines_of_answers(rows: Rows) -> Iterator[str]:
 
 
 def link(text: str, section: str) -> str:
-    """A link from the README to a section of the report."""
-    return f"[{text}](docs/reports/evidence.md#{section})"
+    """A link to a section of the report."""
+    return f"[{text}](#{section})"
 
 
 def compared(task: str, stored: dict[str, Any], name: str, other: dict[str, Any]) -> str:
