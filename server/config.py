@@ -466,7 +466,7 @@ class ServerConfig:
             max_running=-(-self.max_running // count),
             max_queued=-(-self.max_queued // count),
             max_queued_tokens=-(-self.max_queued_tokens // count),
-            max_cache_bytes=-(-cache_bytes // most),
+            max_cache_bytes=cache_bytes and max(1, cache_bytes // most),  # 0 would be half of the RAM for each
             max_session_bytes=max(MIN_SESSION_BYTES, self.max_session_bytes // most),
             max_sessions=-(-self.max_sessions // count),
             max_sessions_per_caller=-(-self.max_sessions_per_caller // count),

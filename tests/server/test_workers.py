@@ -246,9 +246,28 @@ def test_what_the_server_may_take_on_is_shared_out() -> None:
     assert (share.max_running, share.max_queued, share.max_session_bytes, share.num_threads) == (11, 0, 1 << 30, 2)
     assert config.per_worker(num_cores=2).num_threads == 1
     assert replace(config, max_cache_bytes=9 << 20).per_worker(8).cache_bytes == 3 << 20
-    assert share.cache_bytes == ram_bytes() // 2 // 3
+    assert config.per_worker(num_cores=1).num_threads == 1
+    assert replace(config, max_cache_bytes=2).per_worker(8).cache_bytes == 1
     alone = ServerConfig(Path("model"))
     assert alone.per_worker(8) is alone
+
+
+@pytest.mark.parametrize(
+    ("ram", "limit"),
+    [(25_276_510_208, None), (1 << 35, None), (4096 * 9_999_991, 5_000_000_001), (1 << 29, 1 << 40), (1 << 33, 100)],
+)
+def test_shares_of_the_ram_add_up_to_half_of_what_machine_and_container_give(
+    ram: int, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": ram // 4096}.__getitem__)
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n" if limit is None else f"{limit}\n")
+    half = min(ram, limit or ram) // 2
+    for num_workers in (1, 2, 3, 7):
+        config = ServerConfig(Path("model"), num_workers=num_workers)
+        share = config.per_worker(num_cores=1)
+        assert half - num_workers < num_workers * share.cache_bytes <= half
+        assert share.num_threads in ((0,) if num_workers == 1 else (1,))
 
 
 def test_a_request_whose_cache_can_never_fit_is_refused_through_the_server(model_folder: Path, tmp_path: Path) -> None:
