@@ -6,6 +6,7 @@ The functions in pairs (`start`, `aio_start`) do one thing over a channel of eit
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,8 +30,10 @@ RETRIED = {
     "google.longrunning.Operations": ("GetOperation", "ListOperations", "WaitOperation"),
 }
 
+THIS_MACHINE = re.compile(r"(\w+:/*)?(localhost|127\.[\d.]+|\[::1\])(:\d+)?", re.IGNORECASE)  # a target of gRPC
 
-def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+
+def channel_options(target: str, max_message_bytes: int) -> list[tuple[str, Any]]:
     """Message limits, retries of read-only calls, and keepalive pings at the rate that the server permits."""
     retries = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
     names = [{"service": service, "method": method} for service, methods in RETRIED.items() for method in methods]
@@ -43,12 +46,14 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # gRPC takes the proxy of `http_proxy` for this machine too, unless `no_proxy` names it.
+        ("grpc.enable_http_proxy", int(THIS_MACHINE.fullmatch(target) is None)),
     ]
 
 
 def channel_to(kind: Any, target: str, max_message_bytes: int, tls: Tls | None) -> Any:
     """Opens a channel of a kind (`grpc`, `grpc.aio`). Raises InvalidInput if a file of `tls` cannot be read."""
-    options = channel_options(max_message_bytes)
+    options = channel_options(target, max_message_bytes)
     if tls is None:
         return kind.insecure_channel(target, options=options)
     try:

@@ -55,6 +55,7 @@ CHANNEL = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.enable_retries", 0),  # another replica answers sooner
+    ("grpc.enable_http_proxy", 0),  # that of `http_proxy` leads out of the cluster
     ("grpc.use_local_subchannel_pool", 1),
 )
 TIMEOUT_S, GREETING_S = 5.0, 1.0

@@ -320,6 +320,15 @@ def test_a_shard_survives_bytes_that_are_no_search(tmp_path):
             assert_same(shards.search(views_Q, QUERIES_QD, 8), search_views(views_Q, QUERIES_QD, 8))
 
 
+def test_shards_are_reached_without_the_proxy_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    path = cut_store(tmp_path, num_shards=2)
+    with Datastore.open(path) as store, sharded(path, 2) as shards:
+        views_Q = [store.snapshot] * 9
+        assert_same(shards.search(views_Q, QUERIES_QD, 8), search_views(views_Q, QUERIES_QD, 8))
+
+
 def test_a_model_generates_the_same_with_shards(tmp_path, checkpoint, store_folder):
     path = Path(shutil.copytree(store_folder, tmp_path / "store"))
     split(path, 3)
