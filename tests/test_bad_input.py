@@ -1,5 +1,6 @@
 """Values that JSON or UTF-8 cannot hold, and control characters: refused where they come in, escaped where printed."""
 
+import io
 import json
 import math
 import os
@@ -210,3 +211,23 @@ def test_a_latin_1_file_name_does_not_end_a_build(capsys, tmp_path, model_folder
     (tmp_path / "corpus" / "z.txt").write_text("the memory of a model")
     _, errors = run(capsys, "index", "build", tmp_path / "corpus", "--model", model_folder, "--out", tmp_path / "store")
     assert "skipped caf\\udce9.txt: the file's name is not UTF-8" in errors
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_a_locale_cannot_write_is_escaped(tmp_path, model_folder, monkeypatch, encoding):
+    (tmp_path / "λ\N{ROCKET}.txt").write_text("the memory of a model", encoding="utf-8")
+    build_index(model_folder, Corpus([tmp_path]), tmp_path / "store")
+
+    def printed(*words: object) -> str:
+        stream = io.TextIOWrapper(io.BytesIO(), encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "argv", ["memlm", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (0, None)
+        stream.seek(0)
+        return stream.read()
+
+    search = ("index", "search", tmp_path / "store", "the memory", "--model", model_folder, "--k", 1)
+    assert ("λ\N{ROCKET}.txt" if encoding == "utf-8" else r"\u03bb\U0001f680.txt") in printed(*search)
+    assert json.loads(printed(*search, "--json"))["neighbors"][0]["document_id"] == "λ\N{ROCKET}.txt"
