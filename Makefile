@@ -23,7 +23,7 @@ demo: $(STAMP)  ## run the main job on a pretrained model and show the result (t
 
 # Two processes: the tests of one file stay together as long as both have work (worksteal), so that what a module's
 # tests share is made once.
-PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+PYTEST := PYTHONUTF8=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
 	$(PYTEST) -m "not (crash or packaging or exhaustive or slow or cluster)"

@@ -1,7 +1,9 @@
 """The tier of each test, and tiny real parts made once a session: text, a tokenizer, a model, a datastore."""
 
 import os
+import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +22,22 @@ from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow", "cluster")
 STARTED_SERVERS = {"server", "narrow_server", "web", "narrow_web", "guarded_web", "growing_web"}  # fixtures
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
+# What the shell of whoever starts the tests may have set, and memlm, Rich, Typer, torch, Ray or git would heed.
+HEEDED = re.compile(
+    r"(MEMLM|RAY|OTEL|GIT|XDG|CURL)_\w+|(FORCE|NO)_COLOR|PY_COLORS|TTY_\w+|COLORFGBG|GITHUB_ACTIONS|COLUMNS|LINES"
+    r"|all_proxy|(LOCAL_)?RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|OMP_WAIT_POLICY|GOMP_SPINCOUNT",
+    re.IGNORECASE,
+)
 
 
+@pytest.hookimpl(trylast=True)  # pytest itself may heed them
 def pytest_configure(config: pytest.Config) -> None:
+    if sys.getfilesystemencoding() != "utf-8":
+        raise pytest.UsageError("the tests write UTF-8, which is not this locale's: set PYTHONUTF8=1, as `make` does")
+    for name in filter(HEEDED.fullmatch, list(os.environ)):
+        del os.environ[name]
+    for name in ("no_proxy", "NO_PROXY"):  # pip may need the proxy, the tests' own servers do not
+        os.environ[name] = f"localhost,127.0.0.1,{os.environ.get(name, '')}"
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # one process a core; threads that spin for each other would halve the speed
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell that started the tests in the background
