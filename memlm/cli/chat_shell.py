@@ -178,7 +178,8 @@ class ChatShell:
 
     def _forget(self, document_id: str) -> None:
         store = self._memory.delete(document_id)
-        text = f"deleted {document_id} from {store}; what was said of it stays in this conversation until /reset"
+        self._conversation.forget_session()  # it has read passages, perhaps of this document
+        text = f"deleted {document_id} from {store}; answers about it stay in this conversation until /reset"
         self._say(text, forgot=document_id, store=store)
 
     def _set_system(self, text: str) -> None:

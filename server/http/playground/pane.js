@@ -115,9 +115,14 @@ export class Pane extends EventTarget {
     this.isWaiting = true;
     requestAnimationFrame(() => {
       this.isWaiting = false;
-      this.chart.draw(this.tokens);
+      this.#draw();
       this.dispatchEvent(new Event("change"));
     });
+  }
+
+  #draw() {
+    const isAlone = this.passages.length > 0 && this.tokens.every((token) => !token.lam);
+    this.chart.draw(isAlone ? [] : this.tokens); // behind passages the model answers alone: there is nothing to draw
   }
 
   #failed(error) {
@@ -149,7 +154,7 @@ export class Pane extends EventTarget {
     if (drafts && steps) parts.push(`${figure(generated / steps, 1)} tokens a step`);
     this.status.textContent = parts.join(" · ");
     announce(`${this.title}: ${parts.slice(0, 3).join(", ")}`);
-    this.chart.draw(this.tokens);
+    this.#draw();
     this.dispatchEvent(new Event("change"));
     this.dispatchEvent(new Event("end"));
   }

@@ -380,6 +380,33 @@ def test_a_chat_is_shaded_too(page: Page, web: RunningServer) -> None:
     assert not page.all("#talk > *")
 
 
+def test_a_reply_shows_the_passages_that_it_was_asked_from(
+    page: Page, tmp_path: Path, model_folder: Path, store_folder: Path
+) -> None:
+    options = ("--threads", "1", "--http-port", "0", "--attention-window", "44")  # the context has no room for passages
+    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as web:
+        page.open(web.http_url, "chat")
+        for name, value in {"temperature": 0, "max-tokens": 5}.items():
+            page.set(f"#{name}", value)
+        page.one("#message").send_keys("the memory\ue007")  # Enter
+        page.until_ended()
+        with Client(web.address) as client:
+            reply = client.chat("the memory", max_tokens=5, temperature=0).result()
+            (passage,) = reply.accepted.prompt.passages
+        assert "".join(page.texts("#talk .token")) == reply.text
+        assert page.texts("#sources blockquote") == [passage.text]
+        assert page.texts("#sources h4 .name") == [passage.title or passage.document_id]
+        assert "from 1 passage" in page.texts("#talk .status")[0]
+        page.button("Without this document").click()
+        page.until_ended(2)
+        assert page.texts(".pane-title") == [f"Without {passage.title or passage.document_id}"]
+        page.button("New conversation").click()
+        page.click("#passages")
+        page.one("#message").send_keys("the memory\ue007")
+        page.until_ended()
+        assert "from memory" in page.texts("#talk .status")[0]
+
+
 def test_a_trace_leads_to_documents(page: Page, web: RunningServer) -> None:
     page.open(web.http_url, "trace")
     text = f"🙂🙂 zzz {make_text(3, 40)} zzz"  # places are counted in characters, not in UTF-16
