@@ -6,6 +6,7 @@ A file names the pattern that cuts text before byte-level BPE (`tokenizer.ggml.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,23 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
-from memlm.data.tokenizer import SpecialIds, Tokenizer
+from memlm.data.tokenizer import END_OF_TEXT, SpecialIds, Tokenizer
 from memlm.errors import Corrupt, Incompatible
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of `tokenizer.ggml.token_type`
+USUAL_ENDS = ("</s>", END_OF_TEXT)
 SPACE = "▁"  # stands for a space in SentencePiece vocabularies
 
 _WORDS_OF_LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS_OF_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_REST}"
+_WORDS_OF_GPT4O = rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDING}|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDING}|\p{{N}}{{1,3}}|{_REST}"
 _WORDS_OF_QWEN2 = _WORDS_OF_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -51,17 +59,18 @@ class Cutting:
 
 GPT2 = Cutting()
 LLAMA3 = Cutting(_WORDS_OF_LLAMA3, takes_whole_words=True, begins_with_start=True)
-CUTTINGS: Mapping[str, Cutting] = {
-    "default": GPT2,
-    "gpt-2": GPT2,
-    "olmo": GPT2,
-    "smollm": Cutting(digits=True),
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "dbrx": Cutting(_WORDS_OF_LLAMA3),
-    "smaug-bpe": Cutting(_WORDS_OF_LLAMA3),  # SmolLM3's
-    "qwen2": Cutting(_WORDS_OF_QWEN2, composes=True),
+# Each with the names that llama.cpp gives it (src/llama-vocab.cpp): smaug-bpe is SmolLM3's, dbrx OLMo 2's and Phi-4's.
+_NAMES: Mapping[Cutting, str] = {
+    GPT2: "default gpt-2 olmo phi-2 mpt jais trillion exaone4 gigachat a.x-4.0 mellum granite-docling",
+    Cutting(digits=True): "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+    LLAMA3: "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+    Cutting(_WORDS_OF_LLAMA3): "dbrx smaug-bpe",
+    Cutting(_WORDS_OF_QWEN2, composes=True): "qwen2 deepseek-r1-qwen megrez kormo f2llmv2",
+    Cutting(_WORDS_OF_QWEN2): "stablelm2 hunyuan solar-open grok-2",
+    Cutting(_WORDS_OF_GPT4O): "gpt-4o llama4 kanana2 minimax-m2",
+    Cutting(_WORDS_OF_TEKKEN, takes_whole_words=True, begins_with_start=True): "tekken",
 }
+CUTTINGS: Mapping[str, Cutting] = {name: cutting for cutting, names in _NAMES.items() for name in names.split()}
 
 
 def tokenizer_of(metadata: Mapping[str, Any], name: str) -> Tokenizer:
@@ -83,7 +92,7 @@ def tokenizer_of(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     pairs = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     backend.add_special_tokens([token for token, kind in pairs if kind == CONTROL])
     backend.add_tokens([AddedToken(token, normalized=False) for token, kind in pairs if kind == USER_DEFINED])
-    return Tokenizer(backend, _special_ids(metadata, len(pairs), begins_with_start, name))
+    return Tokenizer(backend, _special_ids(metadata, vocabulary, begins_with_start, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,13 @@ class _Vocabulary:
             raise Corrupt(f"{name} has a token twice in its vocabulary; fetch the file again")
         kinds = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), 1, name)
         scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), 0.0, name)
-        return cls(tokens, [int(kind) for kind in kinds], [float(score) for score in scores])
+        try:
+            kinds, scores = [int(kind) for kind in kinds], [float(score) for score in scores]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Corrupt(f"{name} has a token without a kind or a score ({error}); fetch the file again") from error
+        if not all(map(math.isfinite, scores)):
+            raise Corrupt(f"{name} has a token whose score is no finite number; fetch the file again")
+        return cls(tokens, kinds, scores)
 
     @property
     def ids(self) -> dict[str, int]:
@@ -171,7 +186,12 @@ def _merges_of(vocabulary: _Vocabulary) -> Iterator[tuple[str, str]]:
         yield vocabulary.tokens[left], vocabulary.tokens[right]
 
 
-def _special_ids(metadata: Mapping[str, Any], size: int, begins_with_start: bool, name: str) -> SpecialIds:
+def _special_ids(
+    metadata: Mapping[str, Any], vocabulary: _Vocabulary, begins_with_start: bool, name: str
+) -> SpecialIds:
+    """The special tokens that a file names. Of one that names no end, it is the control token of the usual name."""
+    size = len(vocabulary.tokens)
+
     def id_of(key: str) -> int | None:
         token_id = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < size):
@@ -180,8 +200,16 @@ def _special_ids(metadata: Mapping[str, Any], size: int, begins_with_start: bool
 
     start, end = id_of("bos"), id_of("eos")
     ends = tuple(dict.fromkeys(token_id for token_id in (end, id_of("eot")) if token_id is not None))
+    ends = ends or tuple(
+        token_id
+        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+        if kind == CONTROL and token in USUAL_ENDS
+    )
     if not ends:
-        raise Incompatible(f"{name} names no token that ends a text (tokenizer.ggml.eos_token_id)")
+        raise Incompatible(
+            f"{name} names no token that ends a text (tokenizer.ggml.eos_token_id), and has none that is called"
+            f" {' or '.join(USUAL_ENDS)}"
+        )
     start = ends[0] if start is None else start
     adds_start = bool(metadata.get("tokenizer.ggml.add_bos_token", begins_with_start))
     return SpecialIds(start, ends, (start,) if adds_start else ())

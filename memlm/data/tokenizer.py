@@ -298,7 +298,9 @@ class Tokenizer:
 
 
 def _byte_level_bytes(word: str) -> bytes:
-    return bytes(_byte_of_character()[character] for character in word)
+    """A word with a character that stands for no byte, as raw spaces, is its own text."""
+    numbers = [_byte_of_character().get(character) for character in word]
+    return word.encode() if None in numbers else bytes(number for number in numbers if number is not None)
 
 
 def _sentencepiece_bytes(word: str) -> bytes:

@@ -140,6 +140,64 @@ def make_words() -> list[str]:
     return ["the", "of", "a", "lemma", "theorem", "is", "and", "for"]
 
 
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+PUBLISHED = {  # in the tokenizer.json of Mistral Nemo and of Phi-4-mini
+    "tekken": (
+        _CASED + r"*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|" + _CASED + r"+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "gpt-4o": (
+        _CASED + r"*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+        + _CASED + r"+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_words_with_capitals_give_the_ids_of_the_published_pattern(byte_level, lines, name):
+    backend = bpe_of(byte_level, ignore_merges=name == "tekken")
+    split = pre_tokenizers.Split(Regex(PUBLISHED[name]), "isolated")
+    byte_step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, byte_step])
+    ours = tokenizer_of(byte_level | {"tokenizer.ggml.pre": name}, "f")
+    some = [*HARD, "CamelCase don'T WE'RE 12345 a/b//\n", *lines[:2000]]
+    assert ids_of(ours, some) == expected_ids(backend, some)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [("deepseek-r1-qwen", "qwen2"), ("llama-v3", "llama-bpe"), ("falcon3", "llama-bpe"), ("refact", "smollm"),
+     ("phi-2", "gpt-2"), ("llama4", "gpt-4o")],
+)  # fmt: skip
+def test_other_names_of_a_rule_cut_as_it_does(byte_level, lines, alias, name):
+    ours, theirs = (tokenizer_of(byte_level | {"tokenizer.ggml.pre": each}, "f") for each in (alias, name))
+    assert ours.fingerprint == theirs.fingerprint
+    assert ours.special == theirs.special
+
+
+def test_tokens_outside_the_byte_alphabet_are_their_own_text(byte_level):
+    tokens = [*byte_level["tokenizer.ggml.tokens"], "  ", "Ġ é日", "Ġé"]
+    kinds = np.array([1] * (len(tokens) - 2) + [5, 1], np.int32)
+    tokenizer = tokenizer_of(byte_level | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}, "f")
+    assert tokenizer.token_bytes[-3:] == (b"  ", "Ġ é日".encode(), b" \xe9")
+    assert tokenizer.decode(tokenizer.encode("a  b")) == "a  b"
+
+
+def test_a_vocabulary_without_an_end_ends_with_its_control_token_of_the_usual_name(byte_level):
+    metadata = byte_level | {"tokenizer.ggml.eos_token_id": None}
+    tokens = byte_level["tokenizer.ggml.tokens"]
+    assert tokens[0] == "<|endoftext|>"
+    for kind, ends in ((3, (0,)), (1, None)):
+        kinds = np.array([kind] + [1] * (len(tokens) - 1), np.int32)
+        given = metadata | {"tokenizer.ggml.token_type": kinds}
+        if ends is None:
+            with pytest.raises(Incompatible, match=r"names no token that ends a text.* </s> or <\|endoftext\|>"):
+                tokenizer_of(given, "f")
+        else:
+            assert tokenizer_of(given, "f").special.end_ids == ends
+
+
 def test_control_tokens_are_plain_text_unless_they_are_asked_for(byte_level):
     tokens = [*byte_level["tokenizer.ggml.tokens"], "<|im_end|>"]
     kinds = np.array([1] * (len(tokens) - 1) + [3], np.int32)
@@ -169,6 +227,10 @@ def test_an_unknown_kind_is_named_with_the_known_ones(byte_level, changed, probl
         {"tokenizer.ggml.tokens": ["a", "a"]},
         {"tokenizer.ggml.token_type": np.array([1, 2], np.int32)},
         {"tokenizer.ggml.token_type": "normal"},
+        {"tokenizer.ggml.token_type": np.full(900, np.nan, np.float32)},
+        {"tokenizer.ggml.token_type": [[1]] * 900},
+        {"tokenizer.ggml.scores": np.full(900, -np.inf, np.float32)},
+        {"tokenizer.ggml.scores": ["best"] * 900},
         {"tokenizer.ggml.merges": ["a", "b c d"]},
         {"tokenizer.ggml.merges": ["nothere neither"]},
         {"tokenizer.ggml.merges": 7},
