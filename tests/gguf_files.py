@@ -23,14 +23,16 @@ def write_gguf(
     tokenizer: dict[str, Any],
     kind: str = "F32",
     other_kinds: Mapping[str, str] | None = None,
+    part_tensors: int = 0,
 ) -> PreTrainedModel:
     """Writes a model with its matrices in blocks of a kind, and gives the model the weights that the file holds.
 
-    `other_kinds` are those of the tensors whose names contain a key.
+    `other_kinds` are those of the tensors whose names contain a key. With `part_tensors` the file is split into parts
+    of so many tensors.
     """
     config = model.config
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_tensors)
     _add_settings(writer, config)
     for key, value in tokenizer.items():
         writer.add_key_value(f"tokenizer.ggml.{key}", value, *_type_of(value))
@@ -43,7 +45,7 @@ def write_gguf(
         rows = np.ascontiguousarray(tensor.float().T if is_transposed else tensor.float())
         rows = rows + _norm_offset(name, config)
         kinds = [other for part, other in (other_kinds or {}).items() if part in name]
-        kind_here = (kinds or [kind])[0] if rows.ndim == 2 else "F32"
+        kind_here = kinds[0] if kinds else kind if rows.ndim == 2 else "F32"
         blocks, exact = _blocks(rows, kind_here)
         exact = exact - _norm_offset(name, config)
         weights[name] = torch.from_numpy(exact.T.copy() if is_transposed else exact)

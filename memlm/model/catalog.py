@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from memlm.errors import NotFound
+from memlm.model.gguf import is_gguf
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,12 @@ WANTED = ["*.json", "*.safetensors"]
 def find_model(model: str | Path) -> Path:
     """The folder or file of a model, given its path, its name in the catalog, or its id on the hub (`owner/name`).
 
-    Raises NotFound where there is no such folder, and no such repository within reach.
+    Raises NotFound where there is no such repository within reach. A path may be of nothing.
     """
     folder = Path(model)
     if not folder.exists() and str(model) in MODELS:
         return MODELS[str(model)].require()
-    if folder.exists() or not HUB_ID.fullmatch(str(model)):
+    if folder.exists() or is_gguf(folder) or not HUB_ID.fullmatch(str(model)):
         return folder
     from huggingface_hub import snapshot_download
 

@@ -36,7 +36,7 @@ from memlm.model.cpu import is_emulated
 from memlm.model.decoder import Decoder
 from memlm.model.device import device_of, dtype_of, has_fast_bfloat16
 from memlm.model.family import Family, Source
-from memlm.model.gguf import GgufFile, is_gguf
+from memlm.model.gguf import SUFFIX, GgufFile, files_of, is_gguf
 from memlm.model.gguf_architectures import architecture_of, config_of
 from memlm.model.huggingface import family_of, read_config
 from memlm.model.loader import Form, Model, fill
@@ -148,6 +148,7 @@ def load_checkpoint(
     files: WeightFiles | GgufFile
     family: Family | None = None
     if is_gguf(path):
+        path = files_of(path)[0]  # whichever part was given, the model has one name
         files = GgufFile(path)
         marks = marks_of(path)
         config, family = config_of(files), architecture_of(files)
@@ -200,9 +201,9 @@ def form_of(dtype: torch.dtype | str, device: torch.device, *, trainable: bool, 
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Returns a hash of configuration and weights, of a GGUF file that of the whole file."""
+    """Returns a hash of configuration and weights, of a GGUF file that of all its parts."""
     digest = hashlib.sha256()
-    for path in [folder] if is_gguf(folder) else [folder / CONFIG_FILE, *weight_paths(folder)]:
+    for path in files_of(folder) if is_gguf(folder) else [folder / CONFIG_FILE, *weight_paths(folder)]:
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
@@ -211,18 +212,22 @@ def fingerprint_of(folder: Path) -> str:
 
 def marks_of(path: Path) -> tuple[tuple[int, ...], ...]:
     """Marks of a model's files that change when they are replaced or written."""
-    files = [path] if is_gguf(path) else [path / CONFIG_FILE, *weight_paths(path)]
+    files = files_of(path) if is_gguf(path) else [path / CONFIG_FILE, *weight_paths(path)]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, files))
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     if not path.is_file():
-        raise NotFound(
-            f"no model at {folder}: it has no {CONFIG_FILE}; make one with `memlm train`",
-            kind="model",
-            name=str(folder),
-        )
+        problem = f"no model at {folder}: it has no {CONFIG_FILE}; make one with `memlm train`"
+        if folder.is_file():
+            problem = f"no model at {folder}: it is a file, and no {SUFFIX} file; give one, or a model's folder"
+        elif not folder.exists():
+            problem = (
+                f"no model at {folder}: there is no such folder; check the path, or take a name that `memlm models"
+                " list` shows"
+            )
+        raise NotFound(problem, kind="model", name=str(folder))
     try:
         config: Any = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -292,7 +297,7 @@ def _check_shape(name: str, expected: torch.Size, source: Source, files: Weights
         # One number, expanded. On the meta device torch.cat would import torch's compiler, in half the time of a load.
         stacked = torch.zeros((), dtype=torch.float16).expand(_stacked(shapes))
         shape = replace(source, names=source.names[:1]).make([stacked], config).shape
-    except RuntimeError:
+    except (RuntimeError, TypeError):  # TypeError: of sizes above 63 bits
         shape = torch.Size()
     if shape != expected:
         got = " and ".join(f"{part} {shape}" for part, shape in zip(source.names, shapes, strict=True))

@@ -18,6 +18,7 @@ ABSOLUTE = ("learned", "sinusoidal")
 TURNING = ("rotary", "none")  # scores do not depend on distance otherwise
 ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 NORM_ORDERS = ("pre", "post", "output", "sandwich")
+LARGEST_SIZE = 1 << 26  # of an axis: the bytes of a matrix of two then have 64 bits
 WHOLE_MODEL = ("join", "stack", "border", "cross")  # seams that all layers share
 
 
@@ -86,6 +87,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "ff_dim", "context_length"):
             check_range(name, getattr(self, name), least=1)
+        for name in ("vocab_size", "dim", "num_heads", "ff_dim"):
+            check_range(name, getattr(self, name), most=LARGEST_SIZE)
         for name in ("xl_length", "num_sinks", "extended_attention", "num_buckets", "max_distance"):
             check_range(name, getattr(self, name), least=0)
         if self.num_heads % self.num_kv_heads:
@@ -102,6 +105,7 @@ class ModelConfig:
             if self.dim % self.num_heads:
                 raise InvalidInput(f"dim {self.dim} is not divisible by {self.num_heads} heads", field="num_heads")
             object.__setattr__(self, "head_dim", self.dim // self.num_heads)
+        check_range("head_dim", self.head_dim, least=1, most=LARGEST_SIZE // self.num_heads)
         if not self.rotary_dim:
             object.__setattr__(self, "rotary_dim", self.head_dim)
         if self.positions == "rotary" and (self.rotary_dim % 2 or self.rotary_dim > self.head_dim):

@@ -217,15 +217,55 @@ def test_a_file_describes_itself(llama):
     file = GgufFile(llama)
     assert (file.architecture, config_of(file).num_layers, config_of(file).num_kv_heads) == ("llama", 3, 2)
     assert file.tensors["blk.0.attn_k.weight"].shape == (24, 48)
-    assert load_checkpoint(llama).fingerprint == file.fingerprint
 
 
 def test_two_files_that_differ_in_a_weight_have_two_fingerprints(llama):
-    before = GgufFile(llama).fingerprint
+    before = load_checkpoint(llama).fingerprint
     content = bytearray(llama.read_bytes())
     content[-5] ^= 1
     llama.write_bytes(content)
-    assert GgufFile(llama).fingerprint != before
+    assert load_checkpoint(llama).fingerprint != before
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    write_gguf(tmp_path / "m.gguf", make_model(CONFIGS["llama"]), TOKENIZER, part_tensors=12)
+    return sorted(tmp_path.glob("m-*.gguf"))
+
+
+def test_any_part_of_a_split_file_loads_all(tmp_path, parts, llama):
+    expected = weights_of(llama, "float32")
+    assert [part.name for part in parts] == [f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    loaded = [load_checkpoint(part, dtype="float32") for part in parts]
+    for checkpoint in loaded:
+        assert all(torch.equal(weight, expected[name]) for name, weight in checkpoint.decoder.weights().items())
+    assert {checkpoint.path for checkpoint in loaded} == {parts[0]}
+    (fingerprint,) = {checkpoint.fingerprint for checkpoint in loaded}
+    content = bytearray(parts[2].read_bytes())
+    content[-5] ^= 1
+    parts[2].write_bytes(content)
+    assert not loaded[0].is_current
+    assert load_checkpoint(parts[0]).fingerprint != fingerprint
+
+
+def test_a_part_that_is_missing_renamed_or_of_another_model_is_named(parts):
+    content = parts[1].read_bytes()
+    parts[1].write_bytes(parts[2].read_bytes())
+    with pytest.raises(Corrupt, match=r"m-00002-of-00003\.gguf is not part 2 of 3"):
+        load_checkpoint(parts[0])
+    parts[1].write_bytes(content)
+    alone = parts[1].rename(parts[1].with_name("other.gguf"))
+    with pytest.raises(NotFound, match=r"other.gguf is one of 3 parts.*model-00001-of-00003.gguf"):
+        load_checkpoint(alone)
+    for part in (parts[0], parts[2]):
+        with pytest.raises(NotFound, match=r"m-00002-of-00003.gguf, part 2 of 3, is missing"):
+            load_checkpoint(part)
+
+
+def test_a_whole_file_may_have_the_name_of_a_part(llama):
+    for name in ("m-00001-of-00001.gguf", "m-00002-of-00003.gguf"):
+        llama = llama.rename(llama.with_name(name))
+        assert load_checkpoint(llama).path == llama
 
 
 def test_what_belongs_to_a_file_lies_beside_it_under_its_name(llama):
@@ -294,6 +334,7 @@ HOSTILE = {
     "a tensor past the end": header(1, 0, tensor(b"t", (2,), 0, 1 << 40), bytes(64)),
     "a tensor larger than the file": header(1, 0, tensor(b"t", (1 << 40, 1 << 20), 0, 0), bytes(64)),
     "a shape whose product wraps": header(1, 0, tensor(b"t", (1 << 63, 2), 0, 0), bytes(64)),
+    "a shape of nothing": header(1, 0, tensor(b"t", (0, (1 << 63)), 0, 0), bytes(64)),
     "half a block": header(1, 0, tensor(b"t", (33,), 8, 0), bytes(64)),
     "an alignment of nothing": header(0, 1, key(b"general.alignment", 4, bytes(4))),
 }
