@@ -85,6 +85,8 @@ class Tokenizer:
         self.special = special or SpecialIds.default(backend.token_to_id(END_OF_TEXT))
         backend.encode_special_tokens = True
         self._backend = backend
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._has_more = False
         self.prepends_space = not self._is_byte_level and _prepends(described)
 
     @classmethod
@@ -122,6 +124,23 @@ class Tokenizer:
             raise Corrupt(f"{path} cannot be read as a tokenizer ({error}); restore the file") from error
         return cls(backend, _special_ids(path.parent, backend))
 
+    def fit(self, num_rows: int, name: str) -> None:
+        """Refuses the tokens for which the model `name`, of fewer tokens, has no row, as of a fine-tune that never
+        reads the one for padding. A text that spells an added one is plain text. Raises Corrupt where one of them
+        starts or ends texts.
+        """
+        self.vocab_size, self._has_more = num_rows, True
+        described = json.loads(self._special_backend.to_str())  # which knows them all still, to name them
+        described["added_tokens"] = [token for token in described["added_tokens"] if token["id"] < num_rows]
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(described))
+        self._backend.encode_special_tokens = True
+        used = (self.start_id, *self.end_ids, *self.special.prefix)
+        if max(used) >= num_rows:
+            raise Corrupt(
+                f"{name}: the token {max(used)} starts or ends texts, and the model has {num_rows:,} tokens; restore"
+                " its files"
+            )
+
     def save(self, folder: str | Path) -> None:
         """Writes `tokenizer.json` into `folder`, and, where its special tokens are not ours, which they are."""
         (Path(folder) / FILE_NAME).write_text(self._backend.to_str(), encoding="utf-8")
@@ -130,7 +149,9 @@ class Tokenizer:
             (Path(folder) / GENERATION_FILE).write_text(json.dumps(generation_config) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> Int64[np.ndarray, " N"]:
-        """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds."""
+        """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds, and for a
+        token that the model does not have.
+        """
         return next(self.encode_batch([text]))
 
     def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:
@@ -146,11 +167,25 @@ class Tokenizer:
                 raise InvalidInput(
                     f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
                 ) from error
-        return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        for encoding in encodings if self._has_more else ():
+            self._check_rows(encoding.ids)
+        return encodings
+
+    def _check_rows(self, ids: Sequence[int]) -> None:
+        if (token_id := max(ids, default=0)) >= self.vocab_size:
+            raise InvalidInput(
+                f"the text has the token {self._special_backend.id_to_token(token_id)!r} ({token_id}) of the tokenizer,"
+                f" and the model has {self.vocab_size:,} tokens; write it in another way"
+            )
 
     def encode_special(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are spelled out, as a chat template writes it."""
-        return self._special_backend.encode(text, add_special_tokens=False).ids
+        """Token ids of a text in which special tokens are spelled out, as a chat template writes it. Raises
+        InvalidInput for one that the model does not have.
+        """
+        ids = self._special_backend.encode(text, add_special_tokens=False).ids
+        self._check_rows(ids)
+        return ids
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
@@ -241,11 +276,6 @@ class Tokenizer:
             raise InvalidInput(f"token id {unknown} is outside the vocabulary of {self.vocab_size}", field="token_ids")
         token_bytes = self.token_bytes
         return b"".join([token_bytes[i] for i in ids])
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """How many token ids there are."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def start_id(self) -> int:

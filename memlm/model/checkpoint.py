@@ -28,7 +28,7 @@ from memlm.base.files import move, sync_file
 from memlm.base.texts import read_text
 from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
-from memlm.data.tokenizer import GENERATION_FILE, Tokenizer
+from memlm.data.tokenizer import GENERATION_FILE, Tokenizer, json_of
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model.catalog import find_model
 from memlm.model.config import ModelConfig
@@ -70,15 +70,15 @@ class Checkpoint:
     def sampling(self) -> SamplingParams:
         """The sampling defaults of the model's generation_config.json, if it asks for sampling.
 
-        Raises Incompatible for an invalid value.
+        Raises Incompatible for an invalid value, Corrupt for a file that is not JSON.
         """
         path = self.path / GENERATION_FILE
-        settings = json.loads(read_text(path)) if path.is_file() else {}
+        settings = json_of(path)
         if not settings.get("do_sample"):
             return SamplingParams()
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         given = {name: settings[name] for name in names if settings.get(name) is not None}
-        if given.get("top_k") == 0:  # means all tokens
+        if given.get("top_k") in (0, -1):  # mean all tokens: to transformers and llama.cpp, and to vLLM
             del given["top_k"]
         try:
             return SamplingParams(**given)
@@ -161,10 +161,9 @@ def load_checkpoint(
         family = None if is_ours else family_of(given)
         tokenizer = Tokenizer.load(path)
         files = WeightFiles(path)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise Corrupt(
-            f"{path}: {tokenizer.vocab_size} tokens in the tokenizer, {config.vocab_size} in the model; restore them"
-        )
+    if (surplus := tokenizer.vocab_size - config.vocab_size) > 0:
+        log.warning("%s: the tokenizer has %d tokens more than the model, which cannot read them", path, surplus)
+        tokenizer.fit(config.vocab_size, str(path))
     if attention_window is not None:
         config = config.with_attention_window(attention_window)
     if extended_attention is not None:

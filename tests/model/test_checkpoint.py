@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from memlm.errors import Corrupt, Incompatible, NotFound
+from memlm.api.params import SamplingParams
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.language_model import load
 from memlm.model import checkpoint as checkpoint_module
 from memlm.model import cpu
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
@@ -50,9 +52,50 @@ def test_bfloat16_is_warned_of_where_it_is_slow(folder, monkeypatch, caplog):
     assert "auto takes what is faster" in caplog.text
 
 
-def test_a_missing_folder_is_not_found(tmp_path):
-    with pytest.raises(NotFound, match="memlm train"):
-        load_checkpoint(tmp_path)
+def test_what_is_no_model_is_named(tmp_path):
+    (tmp_path / "weights.bin").touch()
+    for name, problem in (
+        (tmp_path, r"it has no config\.json; make one with `memlm train`"),
+        (tmp_path / "nosuch", "there is no such folder; check the path, or take a name that `memlm models list` shows"),
+        ("smollm", "there is no such folder; check the path"),
+        (tmp_path / "weights.bin", r"it is a file, and no \.gguf file; give one, or a model's folder"),
+        ("nosuch/model.gguf", "there is no such file; check the path"),
+    ):
+        with pytest.raises(NotFound, match=f"no model at {name}: {problem}"):
+            load_checkpoint(name)
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_a_top_k_that_means_all_tokens_is_left_out(folder, top_k):
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_k": top_k, "top_p": 0.5}))
+    sampling = load_checkpoint(folder).sampling
+    assert (sampling.top_k, sampling.top_p) == (SamplingParams().top_k, 0.5)
+
+
+def test_tokens_that_the_model_has_not_are_refused_where_they_are_used(folder, checkpoint, caplog):
+    """As a fine-tune leaves them, whose tokenizer has one more for padding."""
+    described, size = json.loads((folder / "tokenizer.json").read_text()), checkpoint.decoder.config.vocab_size
+    for number, (text, is_special) in enumerate({"<pad>": True, "<extra>": False}.items()):
+        described["added_tokens"].append(
+            {"id": size + number, "content": text, "special": is_special}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        )
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    with load(folder) as lm:
+        tokenizer = lm.checkpoint.tokenizer
+        assert "2 tokens more than the model" in caplog.text
+        assert (tokenizer.vocab_size, len(tokenizer.token_bytes)) == (size, size)
+        text = "a <pad> or an <extra>"  # is plain text
+        assert tokenizer.encode(text).tolist() == checkpoint.tokenizer.encode(text).tolist()
+        assert len(list(lm.generate(text, max_tokens=2, temperature=0))) <= 2
+        for number, token in enumerate(("<pad>", "<extra>")):  # where a template writes them, they are not
+            with pytest.raises(InvalidInput, match=rf"'{token}' \({size + number}\) .* the model has {size:,} tokens"):
+                tokenizer.encode_special(f"a {token} b")
+        with pytest.raises(InvalidInput, match=f"{size}, outside the vocabulary of {size}"):
+            list(lm.generate([size], max_tokens=2))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, size]}))
+    with pytest.raises(Corrupt, match=f"the token {size} starts or ends texts, and the model has {size:,}"):
+        load_checkpoint(folder)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +108,7 @@ def test_a_missing_folder_is_not_found(tmp_path):
         ({"num_layers": "two"}, Corrupt, "config.json"),
         ({"ff_dim": 64}, Corrupt, "gate_up"),
         ({"num_layers": 3}, Corrupt, "blocks.2"),
-        ({"vocab_size": 10}, Corrupt, "300 tokens"),
+        ({"vocab_size": 10}, Corrupt, "embedding.weight should be"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused_by_name(folder, changes, error, says):

@@ -277,8 +277,36 @@ def test_what_belongs_to_a_file_lies_beside_it_under_its_name(llama):
         lm.generate("t1", max_tokens=1, early_exit=True)
 
 
+def test_a_vocabulary_may_have_tokens_that_the_model_has_not(tmp_path):
+    path, tokens = tmp_path / "model.gguf", [*TOKENIZER["tokens"], "a", "b", "ab", "<pad>"]
+    kinds = [1] * (len(tokens) - 1) + [3]
+    write_gguf(
+        path, make_model(CONFIGS["llama"]), TOKENIZER | {"tokens": tokens, "token_type": kinds, "merges": ["a b"]}
+    )
+    tokenizer = load_checkpoint(path).tokenizer
+    assert tokenizer.vocab_size == 300
+    with pytest.raises(InvalidInput, match=r"the token 'ab' \(302\) .* the model has 300 tokens"):
+        tokenizer.encode("ab")
+
+
+def test_norms_may_lie_in_blocks(tmp_path):
+    path, others = tmp_path / "model.gguf", {"norm.weight": "Q8_0"}
+    model = make_model(transformers.LlamaConfig(**LLAMA | {"hidden_size": 64, "intermediate_size": 96}))
+    assert difference(write_gguf(path, model, TOKENIZER, "F32", others), path) < ATOL
+
+
+@pytest.mark.parametrize("size", [1 << 31, (1 << 31) - 8, (1 << 32) - 1])
+def test_sizes_whose_bytes_overflow_are_refused(llama, size):
+    """The length of a head follows from the width where a file does not say it."""
+    content = llama.read_bytes().replace(b"key_length", b"key_lengtx").replace(b"dimension_count", b"dimension_counx")
+    name = b"llama.embedding_length" + struct.pack("<I", 4)
+    llama.write_bytes(content.replace(name + struct.pack("<I", 48), name + struct.pack("<I", size)))
+    with pytest.raises(Incompatible, match=f"dim is {size}"):
+        load_checkpoint(llama)
+
+
 def test_what_is_no_file_or_no_gguf_is_refused_by_name(tmp_path, llama):
-    with pytest.raises(NotFound, match="no model at"):
+    with pytest.raises(NotFound, match=r"no model at .*: there is no such file; check the path"):
         load_checkpoint(tmp_path / "missing.gguf")
     for content, problem in ((b"", "is empty"), (b"PK\x03\x04" + bytes(40), "does not begin"), (b"GGUF", "ends after")):
         llama.write_bytes(content)
