@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +17,7 @@ EXTRAS = {"http": "uvicorn", "ray": "ray", "replicas": "fastapi", "parquet": "py
 SLOW_BANDWIDTH = 15.0  # gigabytes a second: of one channel of DDR4
 BUSY = 0.5  # of the cores, by other processes
 SMALL_RAM = 4 << 30
+MANY_BYTES = 100_000_000  # of packages that are of no use
 SMOLLM2_BYTES = {"its 4-bit blocks": 96_576_768, "float32": 538_060_032}  # of the weights
 
 
@@ -74,6 +76,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     advice = []
     if device.type == "cpu":
         advice.append("No GPU: models above a billion parameters will be slow.")
+        advice += _advice_on_cuda()
     if device.type == "cpu" and not has_bfloat16:
         advice.append("The processor does not multiply bfloat16 in hardware, so models compute in float32.")
     if native.library() is None:
@@ -95,6 +98,19 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     if missing:
         advice.append(f"Not installed: {', '.join(missing)}. `pip install 'memlm[NAME]'` adds one.")
     return facts, advice
+
+
+def _advice_on_cuda() -> list[str]:
+    """What to do about the packages of CUDA that torch brings, where it finds no GPU."""
+    packages = [each for each in distributions() if each.name.lower().startswith(("nvidia-", "triton"))]
+    num_bytes = sum(file.size or 0 for each in packages for file in each.files or ())
+    if num_bytes < MANY_BYTES:
+        return []
+    return [
+        f"{len(packages)} packages for CUDA ({file_size(num_bytes)}) are installed, and torch finds no GPU. In a new"
+        " environment, `pip install torch --index-url https://download.pytorch.org/whl/cpu` before memlm installs torch"
+        " for processors alone."
+    ]
 
 
 def _is_installed(module: str) -> bool:

@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import typer
 from chats import save_chat_model
 from running import PATIENCE_S
@@ -88,7 +89,7 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["train", corpus_folder, "--out", tmp_path / "m", "--preset", "huge"], "tiny, small, base"),
         (["train", corpus_folder, "--out", tmp_path / "m", "--config", tmp_path / "f.toml"], "dimension"),
         (["train", corpus_folder, "--out", tmp_path / "m", "--on-error", "ignore"], "'skip' or 'fail'"),
-        (["index", "build", corpus_folder, "--model", nowhere, "--out", tmp_path / "s"], "memlm train"),
+        (["index", "build", corpus_folder, "--model", nowhere, "--out", tmp_path / "s"], "no such folder"),
         (["index", "build", corpus_folder, "--model", model_folder, "--out", store_folder], "index add"),
         (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
         (
@@ -122,7 +123,7 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["generate", "--file", empty, "--model", model_folder], "cannot be read (Is a directory"),
         (["client", "session", "append", "NAME", "Some words"], "Some words cannot be read"),
         (["client", "session", "append", "NAME", empty], "cannot be read (Is a directory"),
-        (["serve", "--model", nowhere, "--port", "0"], "memlm train"),
+        (["serve", "--model", nowhere, "--port", "0"], "no such folder"),
         (["serve", "--model", model_folder, "--port", "70000"], "--port is 70000"),
         (["client", "score", "x", "--target", "localhost:1", "--timeout", "2"], "memlm serve"),
     ):
@@ -440,7 +441,16 @@ def test_trace_prints_each_span_with_its_documents(capsys, model_folder, store_f
     assert (code, "No passage" in out) == (0, True)
 
 
-def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch):
+def add_packages_of_cuda(folder: Path) -> None:
+    for name, size in (("nvidia_cublas_cu12", 550_000_000), ("triton", 200_000_000), ("nvidia_ml_py", 40_000)):
+        (info := folder / f"{name}-1.0.dist-info").mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"{name}/lib.so,sha256=abc,{size}\n{name}-1.0.dist-info/RECORD,,\n")
+
+
+def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("memlm.model.device.fastest_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr("memlm.cli.doctor.distributions", lambda: distributions(path=[str(tmp_path)]))
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=Path("here"))})
     code, out, _ = memlm(capsys, "doctor", "--json")
@@ -449,17 +459,20 @@ def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch):
     assert f"torch {version('torch')}" in facts["versions"]
     assert facts["device"].startswith("--device auto is ")
     assert not any("Not installed" in line and "http" in line for line in facts["advice"])
-    for problem in ("Other processes", "No model"):
+    for problem in ("Other processes", "No model", "CUDA"):
         assert not any(problem in line for line in facts["advice"])
+    add_packages_of_cuda(tmp_path)
     monkeypatch.setattr("os.getloadavg", lambda: (1e4, 0.0, 0.0))
     monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=None)})
     monkeypatch.setattr("memlm.cli.doctor.EXTRAS", {"http": "no_such_module", "otel": "nothing.below"})
     monkeypatch.setattr("memlm.cli.doctor.ram_bytes", lambda: 1 << 30)
     code, out, _ = memlm(capsys, "doctor")
     assert code == 0
-    assert "Not installed: http, otel." in out.replace("\n", " ")
-    for problem in ("Less than 4 GiB", "Other processes keep", "No model with a name"):
-        assert problem in out
+    shown = out.replace("\n", " ")
+    assert "Not installed: http, otel." in shown
+    for problem in ("Less than 4 GiB", "Other processes keep", "No model with a name", "3 packages for CUDA (750 MB)"):
+        assert problem in shown
+    assert "pip install torch --index-url https://download.pytorch.org/whl/cpu" in shown
 
 
 def test_a_prompt_comes_from_a_file_or_from_standard_input(capsys, model_folder, tmp_path, monkeypatch):
