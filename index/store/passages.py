@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from memlm.base.phrases import words_of
+from memlm.base.phrases import RULE, terms_of
 from memlm.errors import Corrupt
 from memlm.index.store.derived_tables import DerivedTables
 from memlm.index.store.manifest import PASSAGES
 from memlm.index.store.pieces import DecodeBytes, Pieces
 from memlm.index.store.segment import Segment
 
-FORMAT = "1"
+FORMAT = "2"
 PASSAGE_TOKENS, OVERLAP_TOKENS = 128, 32
 PASSAGES_AT_ONCE = 512
 
@@ -34,7 +34,7 @@ class SegmentPassages(DerivedTables[Pieces]):
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
         self._segment = segment
         pieces = Pieces(segment, decode_bytes, PASSAGE_TOKENS, OVERLAP_TOKENS)
-        form = f"{FORMAT} {PASSAGE_TOKENS} {OVERLAP_TOKENS} {segment.has_keys}"
+        form = f"{FORMAT} {RULE} {PASSAGE_TOKENS} {OVERLAP_TOKENS} {segment.has_keys}"
         super().__init__(store, segment, PASSAGES, form=form, pieces=pieces, at_once=PASSAGES_AT_ONCE)
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class SegmentPassages(DerivedTables[Pieces]):
         return np.frombuffer(content, "<f4").reshape(len(self), width)
 
     def counts_P(self, word: str) -> Int64[np.ndarray, " P"]:
-        """How often a word, as `words_of` gives it, stands in each passage."""
+        """How often a word, as `terms_of` gives it, stands in each passage."""
         counts_P = np.zeros(len(self), np.int64)
         found = self._rows("select doc, count(*) from temp.places where term = ? group by doc", word)
         if found:
@@ -87,7 +87,7 @@ class SegmentPassages(DerivedTables[Pieces]):
         base.execute("create table passages (passage integer primary key, words integer, mean blob)")
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
-        words = [words_of(self._pieces.text(piece)[0]) for piece in pieces]
+        words = [terms_of(self._pieces.text(piece)[0]) for piece in pieces]
         texts = [(piece + 1, " ".join(each)) for piece, each in zip(pieces, words, strict=True)]
         base.executemany("insert into words (rowid, text) values (?, ?)", texts)
         rows = [(piece, len(each), self._mean(piece)) for piece, each in zip(pieces, words, strict=True)]

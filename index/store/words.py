@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from memlm.base.phrases import words_of
+from memlm.base.phrases import RULE, words_of
 from memlm.errors import Corrupt
 from memlm.index.store.derived_tables import DerivedTables
 from memlm.index.store.manifest import WORDS
 from memlm.index.store.pieces import DecodeBytes, Pieces
 from memlm.index.store.segment import Segment
 
-FORMAT = "1"
+FORMAT = "2"
 PIECE_TOKENS, OVERLAP_TOKENS = 8192, 512  # a phrase of at most OVERLAP_TOKENS lies whole in a piece
 PIECES_AT_ONCE = 8
 
@@ -29,13 +29,13 @@ class SegmentWords(DerivedTables[Pieces]):
 
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
         pieces = Pieces(segment, decode_bytes, PIECE_TOKENS, OVERLAP_TOKENS)
-        form = f"{FORMAT} {PIECE_TOKENS} {OVERLAP_TOKENS}"
+        form = f"{FORMAT} {RULE} {PIECE_TOKENS} {OVERLAP_TOKENS}"
         super().__init__(store, segment, WORDS, form=form, pieces=pieces, at_once=PIECES_AT_ONCE)
 
     def pieces(self, phrase: Sequence[str]) -> Iterator[tuple[int, int]]:
         """The row of the document and the number of each piece that may hold the phrase, in order."""
         assert self._base is not None
-        query = '"' + " ".join(phrase) + '"'  # of letters and digits: nothing in it is an operator
+        query = '"' + " ".join(phrase) + '"'  # of words: nothing in it is an operator
         try:
             for (row,) in self._base.execute("select rowid from words where words match ? order by rowid", (query,)):
                 yield int(self._pieces.documents(np.array(row - 1))), row - 1
@@ -47,10 +47,8 @@ class SegmentWords(DerivedTables[Pieces]):
         return self._pieces.text(piece)
 
     def _create(self, base: sqlite3.Connection) -> None:
-        base.execute(
-            "create virtual table words using fts5"
-            "(text, content='', columnsize=0, tokenize=\"unicode61 remove_diacritics 0\")"
-        )
+        # The words come separated by spaces. This tokenizer takes each as it is, whichever letters it has.
+        base.execute("create virtual table words using fts5(text, content='', columnsize=0, tokenize='ascii')")
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
         rows = [(piece + 1, " ".join(words_of(self.text(piece)[0]))) for piece in pieces]

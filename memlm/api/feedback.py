@@ -7,7 +7,6 @@ most similar earlier one into its prompt, so that a mistake is not made twice, w
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from dataclasses import replace
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.datastores import RememberRequest, SearchRequest, text_id
 from memlm.api.generation import Neighbor
+from memlm.base.phrases import words_of
 from memlm.errors import InvalidInput
 
 FOLDER = "feedback/"  # of the documents' ids, so that other documents of the datastore are not searched
@@ -62,7 +62,7 @@ def most_similar(question: str, others: Sequence[str]) -> str | None:
     """The question that shares most of its words, where a word counts more the fewer questions have it. `others` begin
     with the one whose end the model sees as most alike, which gets a bonus. None if all are too different.
     """
-    words = {each: _words(each) for each in (question, *others)}
+    words = {each: set(words_of(each)) for each in (question, *others)}
     counts = Counter(word for each in words.values() for word in each)
     weight = {word: math.log((1 + len(words)) / count) for word, count in counts.items()}
     scores = {other: _similarity(words[question], words[other], weight) for other in others}
@@ -76,7 +76,3 @@ def _similarity(words: set[str], others: set[str], weight: Mapping[str, float]) 
     """The cosine of two sets of weighted words, 1 for equal ones."""
     shared, *norms = (sum(weight[word] for word in each) for each in (words & others, words, others))
     return shared / math.sqrt(norms[0] * norms[1]) if shared else 0.0
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.lower()))

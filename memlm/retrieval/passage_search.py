@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from memlm.api.answers import FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
-from memlm.base.phrases import words_of
+from memlm.base.phrases import terms_of
 from memlm.base.steps import Offload, Steps
 from memlm.index.store.passage_vectors import PassageEncoder
 from memlm.index.store.passages import SegmentPassages
@@ -142,7 +142,7 @@ def _found(
     scores = dict[PassagesBy, np.ndarray]()
     orders = dict[PassagesBy, np.ndarray]()
     if request.by is not PassagesBy.MEANING:
-        words = list(dict.fromkeys(words_of(request.question)))[:MOST_WORDS]
+        words = list(dict.fromkeys(terms_of(request.question)))[:MOST_WORDS]
         counts = [np.stack([part.passages.counts_P(word) for word in words]) for part in parts] if words else []
         counts_WP = np.concatenate(counts, axis=1) if words else np.zeros((0, len(live_P)), np.int64)
         num_words_P = np.concatenate([part.passages.num_words_P for part in parts])

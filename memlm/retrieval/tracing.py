@@ -7,6 +7,7 @@ paper, a span may have line ends and full stops within, and ends where words end
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +178,7 @@ def _spans(
 def _cuts(text: str, borders: Int64[np.ndarray, " T+1"], token: int) -> bool:
     """Whether a token begins within a word or a character."""
     at, after = borders[min(token, len(borders) - 1)], borders[min(token + 1, len(borders) - 1)]
-    within_word = 0 < at < len(text) and text[at - 1 : at + 1].isalnum()
+    within_word = 0 < at < len(text) and (text[at - 1 : at + 1].isalnum() or unicodedata.category(text[at])[0] == "M")
     return within_word or (at == after and token + 1 < len(borders))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memlm.api.passages import Passage
-from memlm.base.phrases import words_of
+from memlm.base.phrases import terms_of
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.index.store import passages as passages_module
@@ -72,12 +72,12 @@ def text_of(lm: LanguageModel, segment, rows, first: int, last: int) -> str:
 
 def bm25_by_loops(question: str, texts: list[str]) -> list[float]:
     """The formula, over lists of words."""
-    documents = [words_of(text) for text in texts]
+    documents = [terms_of(text) for text in texts]
     average = sum(map(len, documents)) / len(documents)
     scores = []
     for words in documents:
         counts, score = Counter(words), 0.0
-        for word in set(words_of(question)):
+        for word in set(terms_of(question)):
             having = sum(word in each for each in documents)
             weight = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
             norm = counts[word] + 1.2 * (1 - 0.75 + 0.75 * len(words) / average)

@@ -1,16 +1,18 @@
 """Phrases are found where they stand, by words alone, in documents that are there and that were asked for."""
 
 import shutil
+import unicodedata
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from memlm.base.phrases import MOST_WORDS, phrase_places, words_of
+from memlm.base.phrases import MOST_WORDS, phrase_places, terms_of, words_of
 from memlm.base.steps import run_steps
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Document
 from memlm.errors import InvalidInput
+from memlm.index.store import passages as passages_module
 from memlm.index.store import words as words_module
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
@@ -79,6 +81,102 @@ def test_case_punctuation_and_line_ends_do_not_count(model_folder, tmp_path):
         assert (place.distance, place.weight) == (0.0, 0.0)
         assert "Closing the\n" in place.snippet
         assert not lm.search(None, "the stream ends a call", by="words")
+
+
+ONE_WORD = {
+    "accents": ["été", "ÉTÉ"],
+    "Hindi": ["हिन्दी"],
+    "Tamil": ["தமிழ்"],
+    "Syriac with and without vowels": ["ܫܠܳܡܳܐ", "ܫܠܡܐ"],
+    "Arabic with and without vowels": ["كِتَابٌ", "كتاب", "كتـــاب"],
+    "Arabic letters with marks": ["آمنة", "آمِنة"],
+    "Hebrew with and without vowels": ["שָׁלוֹם", "שלום"],
+    "Persian with a joiner": ["می\u200cخواهم", "میخواهم"],
+    "wide letters and digits": ["ＡＢＣ１２", "abc12"],
+    "a soft hyphen": ["co\u00adoperate", "cooperate"],
+    "the Turkish İ": ["İstanbul", "istanbul", "ISTANBUL"],
+    "a ligature": ["ﬁne", "fine"],
+    "Greek": ["Σίσυφος", "ΣΊΣΥΦΟΣ"],
+    "a letter beside signs": ["C++", "c++", "Ｃ＋＋"],
+    "another": ["C#", "c#"],
+    "an emoji": ["❤", "❤️"],
+}
+
+
+@pytest.mark.parametrize("spellings", ONE_WORD.values(), ids=ONE_WORD)
+def test_a_word_is_one_word_in_every_form(spellings):
+    forms = {unicodedata.normalize(form, each) for form in ("NFC", "NFD") for each in spellings}
+    (word,) = {tuple(words_of(each)) for each in forms}
+    assert len(word) == 1
+    for each in forms:
+        text = f"x, {each}, y"
+        assert list(phrase_places(text, word)) == [(3, 3 + len(each))]
+        assert words_of(text)[1:-1] == list(word)
+
+
+def test_different_words_stay_different():
+    words = ["C", "C++", "C#", "F#", "ete", "été", "हिन्दी", "हिन्द", "कि", "की", "s", "ß", "🙂", "❤"]
+    assert len({tuple(words_of(word)) for word in words}) == len(words)
+    assert words_of("a#b page#part c++17") == ["a", "b", "page", "part", "c", "17"]
+    assert words_of("½") == words_of("1⁄2") == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("학교에서 만나요", "학교"),
+        ("ภาษาไทยเป็นภาษาราชการ", "ไทย"),
+        ("ພາສາລາວແມ່ນ", "ລາວ"),
+        ("မြန်မာစာသည်", "မာစာ"),
+        ("ភាសាខ្មែរជាភាសា", "ខ្មែរ"),
+        ("東京都に住む", "京都"),
+        ("ﾊﾝｶｸｶﾅ", "カナ"),
+        ("ガギグ", "ギグ"),
+    ],
+)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_part_of_a_run_without_spaces_is_found(text, part, form):
+    for other in ("NFC", "NFD"):
+        assert list(phrase_places(unicodedata.normalize(form, text), words_of(unicodedata.normalize(other, part))))
+    assert {*terms_of(part)} <= {*terms_of(text)}
+    assert len(terms_of(part)) == 2 * len(words_of(part)) - 1  # each letter, and each two that stand together
+
+
+def test_what_is_stored_in_one_form_is_found_in_the_other(model_folder, tmp_path):
+    """By words and as a passage, with the places of the text as it is stored."""
+    words = ["été", "Ångström", "हिन्दी", "தமிழ்", "ܫܠܳܡܳܐ", "שָׁלוֹם", "ガラス", "한국", "🙂"]
+    stored = {
+        form + str(number): unicodedata.normalize(form, f"begin {word} end")
+        for form in ("NFC", "NFD")
+        for number, word in enumerate(words)
+    }
+    build_index(model_folder, [Document(*each) for each in stored.items()], tmp_path / "store", index="none")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        for number, word in enumerate(words):
+            expected = {f"NFC{number}", f"NFD{number}"}
+            for form in ("NFC", "NFD"):
+                asked = unicodedata.normalize(form, word)
+                places = lm.search(None, asked, by="words")
+                assert {each.document_id for each in places} == expected
+                assert {each.char_offset for each in places} <= {5, 6}  # a token may begin with the space
+                assert {each.document_id for each in lm.find_passages(asked, k=2)} == expected
+
+
+def test_tables_that_an_older_rule_of_words_made_are_made_anew(model_folder, tmp_path):
+    build_index(model_folder, [Document("a", "C++ is old")], tmp_path / "store", index="none")
+    with pytest.MonkeyPatch.context() as older:
+        for module, rule in ((words_module, "words_of"), (passages_module, "terms_of")):
+            older.setattr(module, "RULE", "1")
+            older.setattr(module, rule, lambda text: text.lower().replace("+", "").split())
+        with load(model_folder, [tmp_path / "store"]) as lm:
+            lm.search(None, "old", by="words")
+            lm.find_passages("old")
+    made = [path.stat().st_ino for path in tmp_path.rglob("*.sqlite")]
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        assert [each.document_id for each in lm.search(None, "c++", by="words")] == ["a"]
+        assert [each.document_id for each in lm.find_passages("c++")] == ["a"]
+        assert lm.find_passages("c") == ()
+    assert len({path.stat().st_ino for path in tmp_path.rglob("*.sqlite")} - {*made}) == 2
 
 
 @pytest.mark.parametrize("text", ['" OR "', "a* NEAR(b", "'; drop table words --", "^col:", "!?", "", "\ufffd", "🙂"])

@@ -138,10 +138,11 @@ def test_uploads_follow_the_rules_of_files(http: httpx.Client) -> None:
     places = http.post("/v1/datastores/docs/search", json={"text": "an okapi", "by": "words"}).json()["data"]
     assert [each["document_id"] for each in places] == ["0", "1", "w", "utf-16.txt", "marked.txt"]
     assert all(each["char_offset"] == 0 and not each["title"] for each in places)
-    assert http.post("/v1/datastores/docs/documents/delete", content='\ufeff{"document_ids": ["0"]}').status_code == 200
+    deletion = {"content": '\ufeff{"document_ids": ["0"]}', "headers": {"content-type": "application/json"}}
+    assert http.post("/v1/datastores/docs/documents/delete", **deletion).json()["num_documents"] == 1
 
 
-@pytest.mark.parametrize("id_", ["a\nb", "\n", "a/b\r\nc\n", "a%0Ab", " ", "?", "..", "a//b", "\u2028"])
+@pytest.mark.parametrize("id_", ["a\nb", "\n", "a/b\r\nc\n", "a%0Ab", " ", "?", "a//b", "\u2028"])
 def test_a_document_is_deleted_by_its_path_whatever_its_id(http: httpx.Client, id_: str) -> None:
     http.post("/v1/datastores/docs/remember", json={"text": f"the tapir {id_}", "id": id_}).raise_for_status()
     reply = http.delete(f"/v1/datastores/docs/documents/{quote(id_, safe='')}")
