@@ -25,6 +25,7 @@ from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.api.tracing import Trace, TraceRequest
+from memlm.base.counted import counted
 from memlm.base.options import NEIGHBORS, SHARD_ANSWERS, SUMS
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
@@ -114,7 +115,7 @@ class LanguageModel:
         self.checkpoint = checkpoint
 
     def __repr__(self) -> str:
-        stores = ", ".join(f"{info.name} of {info.num_entries:,} entries" for info in self.stores) or "none"
+        stores = ", ".join(f"{info.name} of {counted(info.num_entries, 'entry')}" for info in self.stores) or "none"
         info = self.info
         return f"<LanguageModel {info.name}: {info.num_parameters:,} parameters, {info.dtype}; datastores: {stores}>"
 

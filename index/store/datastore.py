@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32
 
+from memlm.base.counted import counted
 from memlm.base.files import storage
 from memlm.base.lists import items_of
 from memlm.errors import Corrupt, InvalidInput, Locked
@@ -81,7 +82,8 @@ class Datastore:
 
     def __repr__(self) -> str:
         snapshot = self.snapshot
-        return f"<Datastore {self.path}: {snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents>"
+        documents = counted(snapshot.num_documents, "document")
+        return f"<Datastore {self.path}: {counted(snapshot.num_entries, 'entry')} of {documents}>"
 
     @classmethod
     def open(cls, path: str | Path) -> Datastore:

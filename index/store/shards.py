@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from memlm.base.counted import counted
 from memlm.base.progress import Progress, silent
 from memlm.errors import InvalidInput, check_range
 from memlm.index.store.compaction import copy_documents
@@ -71,7 +72,8 @@ def split(path: str | Path, num_shards: int, progress: Progress = silent) -> int
         snapshot = datastore.snapshot
         if snapshot.num_documents < num_shards:
             raise InvalidInput(
-                f"{path} has {snapshot.num_documents} documents, which stay whole; choose at most as many shards",
+                f"{path} has {counted(snapshot.num_documents, 'document')}, each of which stays whole; choose at most"
+                " as many shards",
                 field="shards",
             )
         share = max(1, -(-snapshot.num_entries // num_shards))

@@ -12,6 +12,7 @@ import typer
 from memlm.api.chat import ChatRequest
 from memlm.api.datastores import StoreInfo
 from memlm.api.params import RetrievalParams
+from memlm.base.counted import counted
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.chat_memory import ChatMemory, LocalMemory, ServerMemory
@@ -172,4 +173,4 @@ def _run(
 
 
 def _described(stores: tuple[StoreInfo, ...]) -> str:
-    return "".join(f"; datastore {info.name}, {info.num_entries:,} entries" for info in stores)
+    return "".join(f"; datastore {info.name}, {counted(info.num_entries, 'entry')}" for info in stores)

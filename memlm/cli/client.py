@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memlm.api.datastores import SearchRequest
 from memlm.api.params import GenerateRequest, RetrievalParams
+from memlm.base.counted import counted
 from memlm.base.options import format_bytes
 from memlm.base.printable import one_line
 from memlm.cli import client_datastores, options
@@ -97,7 +98,7 @@ def score(
         emit_json(scored)
         return
     warn_if_partial(scored.searched_share)
-    out.print(f"{scored.nll:.4f} nats, {scored.bits_per_byte:.4f} bits per byte, {scored.tokens:,} tokens")
+    out.print(f"{scored.nll:.4f} nats, {scored.bits_per_byte:.4f} bits per byte, {counted(scored.tokens, 'token')}")
 
 
 @app.command(epilog="Example: memlm client search 'import os' --by words --target localhost:50051")
@@ -217,7 +218,7 @@ def _print_session(info: Any, *, json: bool) -> None:
         return
     reading = f", reading {info.reading_done:,} of {info.reading:,}" if info.reading else ""
     left = datetime.fromtimestamp(info.expires_s).astimezone().isoformat(" ", "seconds")
-    summary = f"{info.name}: {info.num_tokens:,} tokens, {info.num_bytes:,} bytes, until {left}{reading}"
+    summary = f"{info.name}: {counted(info.num_tokens, 'token')}, {info.num_bytes:,} bytes, until {left}{reading}"
     out.print(one_line(summary), markup=False)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlm.api.datastores import BuildDatastoreRequest, parse_fields
+from memlm.base.counted import counted
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
@@ -69,7 +70,8 @@ def delete_documents(
     if json:
         emit_json(deleted)
     else:
-        summary = f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries from {deleted.store}"
+        documents, entries = counted(deleted.num_documents, "document"), counted(deleted.num_entries, "entry")
+        summary = f"deleted {documents}, {entries} from {deleted.store}"
         out.print(one_line(summary), markup=False)
 
 
@@ -144,7 +146,7 @@ def remember(
     if json:
         emit_json(report)
     else:
-        summary = f"remembered as {report.document_ids[0]} in {report.store}, {report.num_entries:,} entries"
+        summary = f"remembered as {report.document_ids[0]} in {report.store}, {counted(report.num_entries, 'entry')}"
         out.print(one_line(summary), markup=False)
 
 
@@ -272,16 +274,15 @@ def _print_operation(info: OperationInfo, *, json: bool) -> None:
     out.print(one_line(f"{info.name}: {info.kind} {info.store}, {info.state}{share}{left}"), markup=False)
     if report := info.report:
         summary = (
-            f"{report.num_entries:,} entries of {report.num_documents:,} documents, {report.index},"
+            f"{counted(report.num_entries, 'entry')} of {counted(report.num_documents, 'document')}, {report.index},"
             f" {report.bytes_per_entry:,.0f} bytes an entry, {report.seconds:,.1f} s"
         )
         out.print(one_line(summary), markup=False)
         if report.num_deleted_documents:
-            out.print(
-                f"{report.num_deleted_documents:,} deleted documents are still in its files; compact it with --purge"
-            )
+            deleted = counted(report.num_deleted_documents, "deleted document")
+            out.print(f"still in its files: {deleted}; compact it with --purge")
     if info.skipped:
-        err.print(f"{info.skipped:,} documents could not be used; the server's log names them", markup=False)
+        err.print(f"{counted(info.skipped, 'document')} could not be used; the server's log says which", markup=False)
     if info.error:
         err.print(one_line(str(info.error)), markup=False)
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from memlm.api.datastores import NewDocument
 from memlm.api.scoring import Score
+from memlm.base.counted import counted
 from memlm.cli import render
 from memlm.cli.console import ConsoleProgress, emit_json, out, table
 from memlm.cli.demo import LIBRARY, print_build, print_commands, split_modules
@@ -147,7 +148,7 @@ def _teach_and_forget(client: Client, to: Console) -> tuple[Answer, Answer, Answ
     client.datastores.add("store", [NewDocument(FACT_ID, FACT)]).result()
     taught = _ask("With the document", client, to)
     deleted = client.datastores.delete_documents("store", [FACT_ID])
-    to.print(f"Deleted {deleted.num_documents} document, {deleted.num_entries:,} entries.\n")
+    to.print(f"Deleted 1 document, {counted(deleted.num_entries, 'entry')}.\n")
     forgotten = _ask("After the deletion", client, to)
     return before, taught, forgotten
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from memlm.api.generation import Token
 from memlm.api.scoring import Score
+from memlm.base.counted import counted
 from memlm.cli import render
 from memlm.cli.console import ConsoleProgress, emit_json, out, table
 from memlm.cli.demo import LIBRARY, print_build, print_commands, split_modules
@@ -97,7 +98,7 @@ def _run(folder: Path, steps: int, seed: int, to: Console) -> DemoReport:
 
         to.rule(f"5. Delete {top_document} and generate again", align="left")
         deleted = client.datastores.delete_documents("store", [top_document])
-        to.print(f"deleted {deleted.num_documents} document, {deleted.num_entries:,} entries; the same prompt:\n")
+        to.print(f"deleted 1 document, {counted(deleted.num_entries, 'entry')}; the same prompt:\n")
         after = render.probability_by_document(_generate(client, seed, to))
     to.print(
         f"{top_document} contributed {before[top_document]:.2f} tokens before, and {after[top_document]:.2f} now.\n"

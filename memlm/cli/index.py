@@ -10,6 +10,7 @@ import typer
 
 from memlm.api.answers import FindPassagesRequest
 from memlm.api.datastores import SearchRequest
+from memlm.base.counted import counted
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli import options
@@ -169,7 +170,8 @@ def delete(
     if json:
         emit_json({"documents": deleted.num_documents, "entries": deleted.num_entries, "manifest": number})
     else:
-        out.print(f"deleted {deleted.num_documents:,} documents, {deleted.num_entries:,} entries (manifest {number})")
+        documents, entries = counted(deleted.num_documents, "document"), counted(deleted.num_entries, "entry")
+        out.print(f"deleted {documents}, {entries} (manifest {number})")
 
 
 @app.command(epilog="Example: memlm index compact store --model model")
@@ -233,7 +235,7 @@ def verify(
     else:
         for problem in problems:
             err.print(one_line(problem), markup=False)
-        out.print(f"{len(problems)} problems" if problems else "every file matches its manifest")
+        out.print(counted(len(problems), "problem") if problems else "every file matches its manifest")
         if finished:
             out.print("the interrupted checks are now done: see `memlm index info`")
     raise typer.Exit(1 if problems else 0)

@@ -15,6 +15,7 @@ from rich.text import Text
 from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.passages import Passage
+from memlm.base.counted import counted
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line, printable
 from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
@@ -78,7 +79,7 @@ def print_delete_preview(document_ids: list[str], *, json: bool) -> None:
         return
     for document_id in document_ids:
         out.print(one_line(document_id), markup=False)
-    out.print(f"{len(document_ids):,} documents would be deleted")
+    out.print(f"{counted(len(document_ids), 'document')} would be deleted")
 
 
 def print_facts(facts: Mapping[str, Any], title: str, *, json: bool) -> None:
@@ -144,8 +145,9 @@ def print_build(report: Any, *, json: bool) -> None:
     quality = report.quality
     for number, tried in enumerate(report.tried):
         out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {IndexTrial(**tried)}")
+    entries, documents = counted(report.entries, "entry"), counted(report.documents, "document")
     out.print(
-        f"{report.entries:,} entries from {report.documents:,} documents, {report.bytes_per_entry:,.0f} bytes each;"
+        f"{entries} from {documents}, {report.bytes_per_entry:,.0f} bytes each;"
         f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
     )
     if report.resumed_entries:
@@ -213,8 +215,8 @@ def print_compaction(done: Any, *, json: bool) -> None:
         return
     if done.linked_files:
         err.print(
-            f"warning: {done.linked_files} files with deleted documents live on under other names, as in a copy by"
-            " `memlm index snapshot`: run `memlm index compact COPY --purge` on every copy, or remove it",
+            f"warning: {counted(done.linked_files, 'file')} with deleted documents remain under another name, as in a"
+            " copy by `memlm index snapshot`: run `memlm index compact COPY --purge` on every copy, or remove it",
             markup=False,
         )
     if done.rolled_back_addition:
@@ -228,13 +230,14 @@ def print_compaction(done: Any, *, json: bool) -> None:
         return
     became = "one" if done.entries else "none"
     out.print(
-        f"{done.segments_before} segments became {became}; {done.deleted_documents:,} deleted documents are gone;"
+        f"{counted(done.segments_before, 'segment')} became {became}, without"
+        f" {counted(done.deleted_documents, 'deleted document')};"
         f" {done.bytes_before:,} bytes became {done.bytes_after:,}"
     )
     if done.left_documents:
         out.print(
-            f"{done.left_documents:,} documents were deleted meanwhile and are still in its files; compact it again, or"
-            " use --purge"
+            f"still in its files, as it was deleted meanwhile: {counted(done.left_documents, 'document')}; compact it"
+            " again, or use --purge"
         )
 
 
@@ -244,8 +247,8 @@ def print_copy(report: Any, *, json: bool) -> None:
         emit_json(report)
         return
     out.print(
-        f"{report.path} has manifest {report.manifest}: {report.documents:,} documents, {report.entries:,} entries,"
-        f" {report.bytes:,} bytes",
+        f"{report.path} has manifest {report.manifest}: {counted(report.documents, 'document')},"
+        f" {counted(report.entries, 'entry')}, {report.bytes:,} bytes",
         markup=False,
     )
     out.print(
@@ -254,8 +257,8 @@ def print_copy(report: Any, *, json: bool) -> None:
     )
     if report.deleted_documents:
         out.print(
-            f"It still has the data of {report.deleted_documents:,} deleted documents, which `memlm index compact"
-            f" {quote(report.path)} --purge` removes.",
+            f"It still has the data of {counted(report.deleted_documents, 'deleted document')}, which `memlm index"
+            f" compact {quote(report.path)} --purge` removes.",
             markup=False,
         )
 
@@ -372,6 +375,7 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
             "" if defaults.gain is None else f", {defaults.gain:.4f} ± {defaults.gain_error or 0:.4f} nats a token less"
         )
         tuned = "; ".join(filter(None, (f"on {defaults.tuned_on}{gain}", snapshot.outgrown)))
+    documents = counted(snapshot.num_documents, "document")
     about_keys = [
         ("model", f"{spec.model or 'unnamed'}, keys of {snapshot.dim} numbers, fingerprint {spec.model_fingerprint}"),
         ("windows", f"{spec.context:,} tokens, a new one every {spec.stride:,}"),
@@ -386,7 +390,7 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
             ("index", f"none: {SERVED_WITHOUT_KEYS}"),
         ]
     return [
-        ("content", f"{snapshot.num_entries:,} entries of {snapshot.num_documents:,} documents{pruned}{deleted}"),
+        ("content", f"{counted(snapshot.num_entries, 'entry')} of {documents}{pruned}{deleted}"),
         ("on disk", f"{file_size(snapshot.bytes_on_disk)} in {segments}"),
         ("changed", f"{committed:%Y-%m-%d %H:%M}, manifest {manifest.number}, id {manifest.store_id or 'none'}"),
         *about_keys,

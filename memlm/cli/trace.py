@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from rich.text import Text
 
 from memlm.api.tracing import Trace, TracedSpan, TraceRequest
+from memlm.base.counted import counted
 from memlm.base.printable import one_line, printable
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
@@ -65,8 +66,8 @@ def print_trace(trace: Trace, text: str, *, json: bool) -> None:
     if not trace.spans:
         out.print("No passage stands word for word in the datastore. --min-tokens finds shorter ones.")
         return
-    spans, documents = _counted(len(trace.spans), "span"), _counted(num_documents, "document")
-    out.print(f"{trace.share:.0%} of {trace.tokens:,} tokens stand in {documents}: {spans}", style="dim")
+    spans, documents = counted(len(trace.spans), "span"), counted(num_documents, "document")
+    out.print(f"{trace.share:.0%} of {counted(trace.tokens, 'token')} stand in {documents}: {spans}", style="dim")
 
 
 def marked(text: str, spans: tuple[TracedSpan, ...]) -> Text:
@@ -83,11 +84,11 @@ def marked(text: str, spans: tuple[TracedSpan, ...]) -> Text:
 
 
 def _print_span(number: int, span: TracedSpan) -> None:
-    places = "1,000 or more places" if span.count == 1000 else _counted(span.count, "place")
+    places = "1,000 or more places" if span.count == 1000 else counted(span.count, "place")
     head = Text(f"{number:>3} ", style="dim")
     head.append(one_line(" ".join(span.text.split())), style="not dim bold")
     _print_line(head)
-    _print_line(Text(f"    {span.tokens} tokens, {places}", style="dim"))
+    _print_line(Text(f"    {counted(span.tokens, 'token')}, {places}", style="dim"))
     for place in span.places:
         before, _, after = place.snippet.partition(span.text)
         around = [*before.split()[-WORDS_BEFORE:], "…", *after.split()]
@@ -99,7 +100,3 @@ def _print_line(line: Text) -> None:
     if out.is_terminal:
         line.truncate(out.width, overflow="ellipsis")
     out.print(line)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, TypeAlias
 
 from memlm.api.prompts import check_text
+from memlm.base.counted import counted
 from memlm.base.files import is_under
 from memlm.base.lists import items_of
 from memlm.base.printable import one_line
@@ -173,7 +174,7 @@ class Corpus:
     def label(self) -> str:
         """The names of the files and folders, or the number of documents, for a report."""
         names = [path.name for path in self.places]
-        return ", ".join([*names, *([f"{len(self.documents)} documents"] if self.documents else [])])
+        return ", ".join([*names, *([counted(len(self.documents), "document")] if self.documents else [])])
 
     @property
     def places(self) -> list[Path]:
@@ -352,4 +353,4 @@ def _summary_of(binary: Sequence[Problem]) -> Problem:
         return binary[0]
     names = [problem.where.rpartition(":")[0] for problem in binary[:SHOWN_NAMES]]
     more = f" and {len(binary) - SHOWN_NAMES} more" if len(binary) > SHOWN_NAMES else ""
-    return Problem(f"{len(binary)} binary files", f"left out: {', '.join(names)}{more}")
+    return Problem(counted(len(binary), "binary file"), f"left out: {', '.join(names)}{more}")

@@ -50,7 +50,8 @@ class BuildReport:
     """The result of a build or an addition. `seconds` and `tokens_per_s` run from the first token to the commit, with
     the index. `check_seconds` is the time of the checks after it, of which `check` is the kind.
 
-    An interrupted build had left `resumed_entries`. `tried` are the indexes tried on a sample, the chosen one last.
+    `entries` and `documents` are those of the corpus, also of an addition. An interrupted build had left
+    `resumed_entries`. `tried` are the indexes tried on a sample, the chosen one last.
     `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `key_check` and
     `quality` are None if they were not checked. The latter is also None if the keys of earlier entries were not kept,
     because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents, and
@@ -345,7 +346,7 @@ def _fill(
             path=datastore.path,
             entries=entries,
             resumed_entries=resumed,
-            documents=snapshot.num_documents,
+            documents=snapshot.manifest.segments[-1].documents,
             index=snapshot.index_kind,
             bytes_per_entry=snapshot.bytes_on_disk / max(1, snapshot.num_entries),
             seconds=seconds,

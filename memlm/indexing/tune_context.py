@@ -74,7 +74,7 @@ def fit_past(evidence: Evidence, label: str) -> ContextTuning:
     documents = len(np.unique(evidence.windows_Q))
     if documents < LEAST_DOCUMENTS:
         raise InvalidInput(
-            f"there are {documents} documents to tune on; give {LEAST_DOCUMENTS} of held-out text at least, or raise"
+            f"the documents to tune on are {documents}; give {LEAST_DOCUMENTS} of held-out text at least, or raise"
             " max_tokens",
             field="texts",
         )

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
+from memlm.base.counted import counted
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Document
 from memlm.data.tokenizer import Tokenizer
@@ -168,8 +169,9 @@ class DocumentStreams:
     def __post_init__(self) -> None:
         if len(self._bounds) - 1 < self.batch_size:
             raise InvalidInput(
-                f"the corpus has {len(self._bounds) - 1} documents; a model with memory or neighbors reads"
-                f" {self.batch_size} side by side: give more documents, or a smaller batch_size",
+                f"the corpus has {counted(len(self._bounds) - 1, 'document')}, and a model with memory or neighbors"
+                f" reads {self.batch_size} side by side: cut it into more, of which each file and each line of a .jsonl"
+                " file is one, or give a smaller --batch-size",
                 field="corpus",
             )
 

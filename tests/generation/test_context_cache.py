@@ -183,7 +183,7 @@ def test_tuning_saves_what_helps_and_nothing_else(model_folder, tmp_path):
     assert tuning.nats < tuning.base_nats - 0.5
     assert ContextSettings.load(folder) == tuning.settings
     (folder / SETTINGS_FILE).unlink()
-    with pytest.raises(InvalidInput, match="documents to tune on"):
+    with pytest.raises(InvalidInput, match="the documents to tune on are"):
         tune_context(folder, Corpus([tmp_path / "0.txt"]))
     assert not (folder / SETTINGS_FILE).exists()
 
