@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
@@ -46,6 +48,15 @@ PLAYGROUND_HEADERS = {
 log = logging.getLogger("memlm.server")
 
 
+class _IdConvertor(PathConvertor):
+    """The rest of a path, of any characters: an id may have an end of line."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("path", _IdConvertor())
+
+
 class HttpApp:
     """The ASGI application."""
 
@@ -71,11 +82,8 @@ class HttpApp:
                 return
         try:
             await self._router(scope, receive, send)
-        except HTTPException as error:  # of a static file
-            refusal = (
-                NotFound(f"no page {scope['path'][:200]!r}") if error.status_code == 404 else NotAllowed("only GET")
-            )
-            await _refuse(Exchange(self._service.config, scope, receive, send), refusal)
+        except HTTPException:  # of the static files, which are asked for what is no endpoint
+            await _refuse(Exchange(self._service.config, scope, receive, send), _unknown(scope["path"][:200]))
 
     def _admit(self, scope: Scope) -> str | None:
         """The origin whose pages may read the answer, if it is not the server's own page or program that asks.
@@ -98,7 +106,10 @@ class HttpApp:
         methods: dict[str, dict[str, Handler]] = {path: {"GET": handler} for path, handler in plain.items()}
         for endpoint in ENDPOINTS:
             methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
-        routes: list[BaseRoute] = [Route(path, _Methods(self._service, each)) for path, each in methods.items()]
+        routes = list[BaseRoute]()
+        for path, each in methods.items():
+            app = _Methods(self._service, each)
+            routes += [Route(spelling, app) for spelling in (path, *_with_slash(path))]
         return [*routes, Mount("/", _Playground(directory=PLAYGROUND, html=True))]
 
     async def _metrics(self, service: Service, exchange: Exchange) -> None:
@@ -146,6 +157,20 @@ class _Methods:
             await _refuse(exchange, InternalError("a bug in the server; its log has the details"))
         finally:
             exchange.close()
+
+
+def _with_slash(path: str) -> tuple[str, ...]:
+    """The path with a slash at its end, which clients add. Where it ends in an id the slash may be of that, and /docs
+    has links from its folder.
+    """
+    return () if path.endswith(":path}") or path == "/docs" else (f"{path}/",)
+
+
+def _unknown(path: str) -> NotFound:
+    paths = list(dict.fromkeys(endpoint.path.replace(":path", "") for endpoint in ENDPOINTS))
+    near = difflib.get_close_matches(path, paths, n=1, cutoff=0.8)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return NotFound(f"there is no {path!r} here{hint} there are {', '.join(paths)}, and /docs describes them")
 
 
 def _header(scope: Scope, name: bytes) -> list[str]:

@@ -52,8 +52,21 @@ def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), descr
     }
 
 
-def _unsupported(neutral: Schema, description: str = "Not supported.") -> Schema:
-    return {**neutral, "x-unsupported": True, "description": description}
+def _limit(description: str) -> Schema:
+    return {
+        "anyOf": [{"type": "integer", "minimum": 1, "maximum": INT32}, {"type": "integer", "enum": [-1]}],
+        "x-expected": "at least 1, or -1 for no limit",
+        "x-none": [-1],
+        "description": f"{description} -1: the same.",
+    }
+
+
+def _unsupported(neutral: Schema, description: str = "Not supported.", advice: str = "leave it out") -> Schema:
+    return {**neutral, "x-unsupported": advice, "description": description}
+
+
+def _ignored(kind: str) -> Schema:
+    return {"type": kind, "description": "Accepted, and without effect."}
 
 
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
@@ -63,7 +76,19 @@ TEXT_OR_PARTS: Schema = {
         {"type": "string"},
         {
             "type": "array",
-            "items": _object({"type": {"type": "string", "enum": ["text"]}, "text": _text("")}, ("type", "text")),
+            "items": _object(
+                {
+                    "type": {
+                        "type": "string",
+                        "enum": ["text"],
+                        "x-expected": "text; images, audio and files are not supported",
+                    },
+                    "text": _text(""),
+                    "cache_control": _ignored("object"),
+                    "annotations": _ignored("array"),
+                },
+                ("type", "text"),
+            ),
         },
     ],
     "x-expected": "a text, or parts of the type text",
@@ -118,7 +143,7 @@ CHAT_MEMORY: Schema = {
 _SAMPLING: dict[str, Schema] = {
     "temperature": _number("0 is greedy. Left out: the model's default, else 1.", minimum=0),
     "top_p": _number("Sample from the likeliest tokens that hold this mass. Above 0.", maximum=1),
-    "top_k": _whole("Sample from the k likeliest tokens.", 1),
+    "top_k": {**_whole("Sample from the k likeliest tokens. 0 or -1: from all.", -1), "x-none": [0, -1]},
     "min_p": _number("Drop tokens below this share of the likeliest token's probability.", minimum=0, maximum=1),
     "repetition_penalty": _number("Above 1 makes repeated tokens less likely. Above 0."),
     "seed": _whole("Equal seeds give equal answers. Choice n has seed + n.", 0, MAX_SEED),
@@ -143,7 +168,13 @@ _COMMON: dict[str, Schema] = {
         },
         description="Goes with stream.",
     ),
-    "user": _text("Accepted, and without effect."),
+    "user": _ignored("string"),
+    "safety_identifier": _ignored("string"),
+    "prompt_cache_key": _ignored("string"),
+    "prompt_cache_retention": _ignored("string"),
+    "service_tier": _ignored("string"),
+    "store": _ignored("boolean"),
+    "metadata": _ignored("object"),
     "memory": MEMORY,
     "drafts": _whole("Most tokens to draft ahead in one step. 0: none. Left out: chosen by cost.", 0, MAX_DRAFTS),
     "prediction": _object(
@@ -168,7 +199,9 @@ COMPLETION = _object(
             "x-expected": f"a text, token ids in a list, or a list of up to {MAX_PROMPTS} of these",
             "description": "A text, token ids, or a list of texts or of lists of token ids.",
         },
-        "max_tokens": _whole("Maximum number of tokens. 0 goes with echo. Left out: 16."),
+        "max_tokens": _whole(
+            "Maximum number of tokens. 0 goes with echo. Left out: 16. -1: the room in the context.", -1
+        ),
         "logprobs": _whole("Report log-probabilities, and this many likely tokens.", 0, MAX_TOP_LOGPROBS),
         "echo": _switch("Begin the answer with the prompt."),
         **_COMMON,
@@ -178,14 +211,20 @@ COMPLETION = _object(
     ("model", "prompt"),
 )
 
+_AS_TEXT = "give tool calls and their results as the texts of messages, without it"
 _MESSAGE = _object(
     {
         "role": _text("system, user, assistant, or another role that the model's template knows."),
         "content": TEXT_OR_PARTS,
-        "name": _unsupported({"type": "string", "enum": [""]}),
+        "name": _ignored("string"),
+        "annotations": _ignored("array"),
+        "cache_control": _ignored("object"),
+        "reasoning_content": _ignored("string"),
+        "reasoning": _ignored("string"),
         "refusal": _unsupported({"type": "string", "enum": [""]}),
-        "tool_calls": _unsupported({"type": "array", "maxItems": 0}),
-        "tool_call_id": _unsupported({"type": "string", "enum": [""]}),
+        "tool_calls": _unsupported({"type": "array", "maxItems": 0}, advice=_AS_TEXT),
+        "tool_call_id": _unsupported({"type": "string", "enum": [""]}, advice=_AS_TEXT),
+        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice=_AS_TEXT),
     },
     ("role", "content"),
 )
@@ -193,8 +232,8 @@ _MESSAGE = _object(
 CHAT = _object(
     {
         "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "description": "The conversation."},
-        "max_completion_tokens": _whole("Maximum number of tokens. Left out: the room in the context.", 1),
-        "max_tokens": _whole("The older name of max_completion_tokens.", 1),
+        "max_completion_tokens": _limit("Maximum number of tokens. Left out: the room in the context."),
+        "max_tokens": _limit("The older name of max_completion_tokens."),
         "logprobs": _switch("Report log-probabilities."),
         "top_logprobs": _whole("Report this many likely tokens too. Goes with logprobs.", 0, MAX_TOP_LOGPROBS),
         **_COMMON,
@@ -205,15 +244,13 @@ CHAT = _object(
         "functions": _unsupported({"type": "array", "maxItems": 0}),
         "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}),
         "response_format": _unsupported(
-            _object({"type": {"type": "string", "enum": ["text"], "x-unsupported": True}}, ("type",)), "Only text."
+            _object({"type": _unsupported({"type": "string", "enum": ["text"]})}, ("type",)), "Only text."
         ),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
         "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
         "verbosity": _unsupported({"type": "string", "enum": ["medium"]}),
-        "service_tier": _unsupported({"type": "string", "enum": ["auto", "default"]}),
-        "store": _unsupported({"type": "boolean", "enum": [False]}),
-        "metadata": _unsupported({"type": "object", "maxProperties": 0}),
+        "chat_template_kwargs": _unsupported({"type": "object", "maxProperties": 0}),
         "web_search_options": _unsupported({"type": "object", "maxProperties": 0}),
     },
     ("model", "messages"),
@@ -223,12 +260,7 @@ TOKENIZE = _object(
     {
         "prompt": _text("The text. The text of one special token alone is that token."),
         "model": _text("The id of /v1/models."),
-        "add_special_tokens": {
-            "type": "boolean",
-            "enum": [False],
-            "x-unsupported": True,
-            "description": "Special tokens are never added.",
-        },
+        "add_special_tokens": _unsupported({"type": "boolean", "enum": [False]}, "Special tokens are never added."),
     },
     ("prompt",),
 )
@@ -313,7 +345,7 @@ ANSWER = _object(
         },
         "budget": _whole("Tokens of a prompt, at most. Left out: 1,024, or the room in the context.", 1, MAX_BUDGET),
         "mixture": _switch("Mix the answers to prompts of one passage each, without a datastore."),
-        "max_tokens": _whole("Maximum number of tokens. Left out: the room in the context.", 1),
+        "max_tokens": _limit("Maximum number of tokens. Left out: the room in the context."),
         **_SAMPLING,
         "stream": _switch("Send events as they come."),
         "memory": MEMORY,

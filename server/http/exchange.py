@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from memlm.errors import Cancelled, DeadlineExceeded, InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.http.errors import TooLarge
-from memlm.server.http.schema import Schema, check, refuse_unknown
+from memlm.server.http.schema import Schema, check, normalized, refuse_unknown
 
 JSON = "application/json"
 MAX_QUERY_PARAMETERS = 32
@@ -81,7 +81,7 @@ class Exchange:
         for name, value in pairs:
             if name not in parameters:
                 refuse_unknown(name, parameters)
-            values[name] = _parsed(value, parameters[name]["type"])
+            values[name] = normalized(_parsed(value, parameters[name]["type"]), parameters[name])
             check(values[name], parameters[name], name)
         return values
 
@@ -155,7 +155,7 @@ def _parsed(text: str, kind: str) -> Any:
         return {"true": True, "false": False}.get(text, text)
     if kind in ("integer", "number"):
         try:
-            return int(text) if kind == "integer" and len(text) < 20 else float(text)
+            return int(text) if kind == "integer" and text.isdecimal() and len(text) < 20 else float(text)
         except ValueError:
             return text
     return text

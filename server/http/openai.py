@@ -75,7 +75,7 @@ def completion_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice
     max_tokens, echo = body.get("max_tokens", DEFAULT_MAX_TOKENS), body.get("echo", False)
     if max_tokens == 0 and not echo:
         raise InvalidInput("max_tokens is 0; expected at least 1, or echo", field="max_tokens")
-    options = request_fields(body, max_tokens or None, form)
+    options = request_fields(body, max_tokens if max_tokens > 0 else None, form)
     choices = []
     for index, prompt in enumerate(prompt for prompt in prompts for _ in range(number)):
         text, ids = (prompt, ()) if isinstance(prompt, str) else ("", tuple(prompt))

@@ -116,7 +116,7 @@ def _section(endpoint: Endpoint) -> str:
 def _rows(properties: Mapping[str, Any], required: Any = (), prefix: str = "") -> Iterator[str]:
     for name, schema in properties.items():
         note = " Required." if name in required else ""
-        kind = schema.get("type") or "; ".join(each["type"] for each in schema["anyOf"])
+        kind = schema.get("type") or "; ".join(dict.fromkeys(each["type"] for each in schema["anyOf"]))
         if "enum" in schema and "x-unsupported" not in schema:
             kind = " or ".join(map(json.dumps, schema["enum"]))
         description = html.escape(schema.get("description", "") + note)

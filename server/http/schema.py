@@ -1,7 +1,8 @@
 """JSON bodies: decoded, and checked against the schemas that the OpenAPI document shows.
 
-The schemas are JSON Schema in the keywords that `check` knows. `x-expected` says in words what a value may be, and
-`x-unsupported` marks an option of OpenAI's that this server does not have: it takes the values that ask for nothing.
+The schemas are JSON Schema in the keywords that `check` knows. `x-expected` says in words what a value may be, `x-none`
+has the values that count as left out, and `x-unsupported` marks an option of OpenAI's that this server does not have.
+Such an option takes the values that ask for nothing, and its text is the advice for others.
 """
 
 from __future__ import annotations
@@ -50,22 +51,31 @@ def parse_json(data: bytes, schema: Schema) -> dict[str, Any]:
         raise InvalidInput(f"the body is not JSON ({error})") from None
     if not isinstance(value, dict):
         raise InvalidInput(f"the body is {_show(value)}; expected a JSON object")
-    check(value := without_nulls(value, schema), schema, "")
+    check(value := normalized(value, schema), schema, "")
     return value
 
 
-def without_nulls(value: Any, schema: Schema) -> Any:
-    """An object without its optional parameters that are null, also in the objects within."""
+def normalized(value: Any, schema: Schema) -> Any:
+    """An object without its optional parameters that are null, or another value for none, and with 5 for 5.0 where a
+    whole number is meant. Also the objects within.
+    """
+    if isinstance(value, float):
+        kinds = [each.get("type") for each in schema.get("anyOf", [schema])]
+        return int(value) if value.is_integer() and "integer" in kinds else value
     if isinstance(value, list) and "items" in schema:
-        return [without_nulls(item, schema["items"]) for item in value] if "properties" in schema["items"] else value
+        return [normalized(item, schema["items"]) for item in value] if "properties" in schema["items"] else value
     if not isinstance(value, dict) or "properties" not in schema:
         return value
     properties, required = schema["properties"], schema.get("required", ())
     return {
-        name: without_nulls(each, properties.get(name, {}))
+        name: normalized(each, properties.get(name, {}))
         for name, each in value.items()
-        if each is not None or name in required
+        if name in required or not _is_none(each, properties.get(name, {}))
     }
+
+
+def _is_none(value: Any, schema: Schema) -> bool:
+    return value is None or (not isinstance(value, bool) and value in schema.get("x-none", ()))
 
 
 def check(value: Any, schema: Schema, name: str, depth: int = 0) -> None:
@@ -135,12 +145,10 @@ def _check_list(value: list[Any], schema: Schema, name: str, depth: int) -> None
 
 def _check_object(value: dict[str, Any], schema: Schema, name: str, depth: int) -> None:
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
-    for required in schema.get("required", ()):
-        if required not in value:
-            raise InvalidInput(f"{_path(name, required)} is missing; give it", field=_path(name, required))
     if len(value) > schema.get("maxProperties", len(value)):
         _refuse(value, schema, name, "an empty object")
-    for key, item in value.items():
+    # What is not supported first: without it, other parameters of a request may be wrong.
+    for key, item in sorted(value.items(), key=lambda pair: _rank(properties.get(pair[0]))):
         _check_string(key, {}, name)
         if key in properties:
             check(item, properties[key], _path(name, key), depth + 1)
@@ -148,6 +156,13 @@ def _check_object(value: dict[str, Any], schema: Schema, name: str, depth: int) 
             refuse_unknown(key, properties, name)
         else:
             check(item, others, _path(name, key), depth + 1)
+    for required in schema.get("required", ()):
+        if required not in value:
+            raise InvalidInput(f"{_path(name, required)} is missing; give it", field=_path(name, required))
+
+
+def _rank(schema: Schema | None) -> int:
+    return 2 if schema is None else "x-unsupported" not in schema
 
 
 def refuse_unknown(key: str, known: Mapping[str, Any], name: str = "") -> NoReturn:
@@ -162,7 +177,7 @@ def refuse_unknown(key: str, known: Mapping[str, Any], name: str = "") -> NoRetu
 
 def _refuse(value: Any, schema: Schema, name: str, expected: str) -> NoReturn:
     if "x-unsupported" in schema:
-        raise InvalidInput(f"{name} is not supported by this server; leave it out", field=name)
+        raise InvalidInput(f"{name} is not supported by this server; {schema['x-unsupported']}", field=name)
     raise InvalidInput(f"{name} is {_show(value)}; expected {schema.get('x-expected', expected)}", field=name)
 
 

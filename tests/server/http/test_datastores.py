@@ -108,6 +108,13 @@ def test_a_text_is_remembered(http: httpx.Client) -> None:
     assert ids_with(http, "port 8443") == [other["id"]]
 
 
+@pytest.mark.parametrize("document", ["a\nb", "a\n", "\r\n", "a/", "a//b", "?", "%0A", "a\u2028"])
+def test_an_id_of_any_characters_is_deleted_by_its_path(http: httpx.Client, document: str) -> None:
+    assert http.post("/v1/datastores/docs/remember", json={"text": "odd id", "id": document}).status_code == 200
+    deleted = http.delete(f"/v1/datastores/docs/documents/{quote(document, safe='')}")
+    assert (deleted.status_code, ids_with(http, "odd id")) == (200, []), deleted.text
+
+
 def test_files_of_a_form_become_documents(http: httpx.Client) -> None:
     long = make_text(3, 25_000) + " the yak é ends"  # several parts, and more than a message
     rows = b'{"id": "row-1", "text": "a yak eats", "kind": "yak"}\n\n{"text": "a yak sleeps"}'

@@ -10,7 +10,7 @@ import openai
 import pytest
 from running import RunningServer
 
-from memlm.server.http.bodies import CHAT, COMPLETION
+from memlm.server.http.bodies import CHAT, COMPLETION, schema_of_document
 
 PROMPT = {"model": "tiny", "prompt": "the"}
 TALK = {"model": "tiny", "messages": [{"role": "user", "content": "the"}]}
@@ -78,9 +78,87 @@ def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
                "prediction": None, "drafts": None}  # fmt: skip
     reply = http.post("/v1/completions", json={**PROMPT, **neutral, "user": "me", "max_tokens": 1, "stop": None})
     assert reply.status_code == 200, reply.text
-    neutral = {"tools": [], "response_format": {"type": "text"}, "store": False, "parallel_tool_calls": True}
+    neutral = {"tools": [], "response_format": {"type": "text"}, "store": False, "parallel_tool_calls": True,
+               "chat_template_kwargs": {}}  # fmt: skip
     reply = http.post("/v1/chat/completions", json={**TALK, **neutral, "max_tokens": 1})
     assert reply.status_code == 200, reply.text
+
+
+def test_what_changes_no_answer_is_accepted(http: httpx.Client) -> None:
+    """Fields that clients send without being asked, of a request, of its messages, and of their parts."""
+    fields = {"user": "me", "metadata": {"a": {"b": [1]}}, "store": True, "safety_identifier": "s",
+              "prompt_cache_key": "k", "prompt_cache_retention": "24h", "service_tier": "flex"}  # fmt: skip
+    part = {"type": "text", "text": "the", "cache_control": {"type": "ephemeral"}, "annotations": []}
+    talk = [
+        {"role": "user", "name": "ann", "content": [part]},
+        {"role": "assistant", "content": "a", "annotations": [], "reasoning_content": "b", "reasoning": "c",
+         "refusal": None, "tool_calls": [], "function_call": None, "audio": None},
+        {"role": "user", "content": "the", "cache_control": {"type": "ephemeral"}},
+    ]  # fmt: skip
+    plain = [{"role": each["role"], "content": text} for each, text in zip(talk, ("the", "a", "the"), strict=True)]
+    options = {"model": "tiny", "temperature": 0, "max_tokens": 4}
+    replies = [
+        http.post("/v1/chat/completions", json={**options, **more, "messages": messages})
+        for more, messages in (({}, plain), (fields, talk))
+    ]
+    first, second = (reply.json()["choices"] for reply in replies)
+    assert first == second
+    replies = [http.post("/v1/completions", json={**options, **more, "prompt": "the"}) for more in ({}, fields)]
+    assert replies[0].json()["choices"] == replies[1].json()["choices"]
+
+
+def test_numbers_that_mean_none_are_none(http: httpx.Client) -> None:
+    def text_of(**options: Any) -> str:
+        reply = http.post("/v1/completions", json={**PROMPT, "seed": 1, "max_tokens": 20, **options})
+        assert reply.status_code == 200, reply.text
+        return reply.json()["choices"][0]["text"]
+
+    assert text_of(top_k=0) == text_of(top_k=-1) == text_of(top_k=-1.0) == text_of()
+    assert text_of(top_k=1.0) == text_of(top_k=1) != text_of()
+    assert text_of(max_tokens=5.0) == text_of(max_tokens=5)
+    whole = http.post("/v1/completions", json={**PROMPT, "temperature": 0, "max_tokens": -1}).json()
+    assert whole["choices"][0]["finish_reason"] == "stop" or whole["usage"]["completion_tokens"] > 16
+    talk = [
+        http.post("/v1/chat/completions", json={**TALK, "temperature": 0, **limit}).json()["choices"]
+        for limit in ({}, {"max_tokens": -1}, {"max_completion_tokens": -1.0})
+    ]
+    assert talk[0] == talk[1] == talk[2]
+    found = http.get("/v1/operations?page_size=2.0")
+    assert found.status_code == 200, found.text
+
+
+def test_the_published_schema_has_the_numbers_that_mean_none() -> None:
+    properties = schema_of_document(CHAT)["properties"]
+    assert properties["top_k"]["minimum"] == -1
+    assert {"type": "integer", "enum": [-1]} in properties["max_tokens"]["anyOf"]
+    assert "x-" not in json.dumps(properties)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "tool", "content": "4", "tool_call_id": "1"}, "tool_call_id"),
+        ({"tool_call_id": "1", "role": "tool", "content": [{"type": "image"}]}, "tool_call_id"),
+    ],
+)
+def test_a_history_of_tool_calls_is_refused_by_that_name(
+    http: httpx.Client, message: dict[str, Any], param: str
+) -> None:
+    body = {**TALK, "messages": [*TALK["messages"], message]}
+    reply = http.post("/v1/chat/completions", json=body)
+    refused(reply, 400, f"messages[1].{param}", "not supported", "tool calls and their results as the texts")
+
+
+@pytest.mark.parametrize("part", ["image_url", "input_audio", "file"])
+def test_parts_that_are_no_text_are_refused_as_such(http: httpx.Client, part: str) -> None:
+    for content in ({"type": part, part: {"url": "x"}}, {part: {"url": "x"}, "type": part}):
+        body = {**TALK, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, content]}]}
+        reply = http.post("/v1/chat/completions", json=body)
+        refused(reply, 400, "messages[0].content[1].type", part, "images, audio and files are not supported")
 
 
 @pytest.mark.parametrize(
@@ -164,12 +242,24 @@ def test_errors_are_those_of_openai(web: RunningServer, ai: openai.OpenAI) -> No
 
 
 def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: httpx.Client) -> None:
-    refused(http.get("/v2/models"), 404, None, "/v2/models")
+    refused(http.get("/v2/models"), 404, None, "/v2/models", "did you mean /v1/models?")
+    for path in ("/v1/embeddings", "/v1/responses", "/nonsense", "/"):
+        for method in ("POST", "PUT", "DELETE"):
+            refused(http.request(method, path), 404, None, f"no '{path}'", "/v1/completions, /v1/chat/completions")
+    refused(http.post("/chat/completions", json=TALK), 404, None, "did you mean /v1/chat/completions?")
     refused(http.delete("/v1/models"), 405, None, "GET")
     refused(http.get("/v1/completions"), 405, None, "POST")
     refused(http.get("/v1/operations?pages=1"), 400, "pages")
     refused(http.get("/v1/operations?page_size=many"), 400, "page_size")
     refused(http.get("/v1/operations/x"), 404, None, "no operation")
+
+
+def test_a_slash_at_the_end_of_a_path_is_passed_over(http: httpx.Client) -> None:
+    assert http.post("/v1/completions/", json={**PROMPT, "max_tokens": 1}).status_code == 200
+    for path in ("/v1/models/", "/v1/datastores/", "/v1/datastores/store/", "/health/", "/metrics/"):
+        assert http.get(path).status_code == 200, path
+    assert http.post("/v1/datastores/search/", json={"text": "the"}).status_code == 200
+    refused(http.get("/v1/completions/"), 405, None, "POST")
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_read(web: RunningServer, http: httpx.Client) -> None:
