@@ -95,8 +95,8 @@ class Snapshot:
 
     @property
     def outgrown(self) -> str | None:
-        """Says that the store has more than `GROWTH` times as many entries as when its defaults were tuned, and what
-        tunes it again. None otherwise, and where that is not known.
+        """Says that the store has more than `GROWTH` times as many entries as when its defaults were tuned, with the
+        remedy. None otherwise, and where that is not known.
         """
         then, now = self.defaults.tuned_entries, self.num_entries
         if then is None or now <= GROWTH * then:

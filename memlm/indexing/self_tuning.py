@@ -47,7 +47,7 @@ class SelfTuning:
 
 def must_tune(snapshot: Snapshot) -> bool:
     """Whether a store should be tuned on its own documents: it never was, or it has outgrown that. Earlier versions did
-    not count the entries, so that what they tuned is tuned once more.
+    not count the entries, so that their tunings are done once more.
     """
     defaults = snapshot.defaults
     if defaults.tuned_on is None:

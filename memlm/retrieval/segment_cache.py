@@ -1,4 +1,4 @@
-"""What is made of a datastore's segments, such as indexes of their words: kept as long as the datastore has them."""
+"""Things that are made of a datastore's segments, as indexes of their words, kept as long as the segments are in it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class SegmentCache(Generic[Derived]):
         self._made = dict[object, Derived]()
 
     def get(self, segment: Segment, make: Callable[[], Derived]) -> Derived:
-        """Returns what was made of a segment, or makes it. What is made of a segment that is gone meanwhile is not
-        kept.
-        """
+        """Returns the thing that was made of a segment, or makes it. One of a segment that is gone is not kept."""
         if (known := self._made.get(segment.core)) is not None:
             return known
         made = make()
@@ -32,7 +30,7 @@ class SegmentCache(Generic[Derived]):
         return known
 
     def drop_gone(self) -> None:
-        """Drops what was made of segments that are gone. It keeps removed files open and mapped, and so their text
+        """Drops the things of segments that are gone. They keep removed files open and mapped, and so their text
         readable and their room on the disk taken.
         """
         with self._lock:

@@ -66,8 +66,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The first message of a worker that has its model and its datastores. `fingerprints` are those of the model, its
-    tokenizer, its adapters and the encoder, by what they are of.
+    """The first message of a worker that has its model and its datastores. `fingerprints` has those of the model, its
+    tokenizer, its adapters and the encoder.
     """
 
     fingerprints: Mapping[str, str]

@@ -92,7 +92,7 @@ def event_quota(config: ServerConfig) -> Quota:
 
 
 class ServedFiles:
-    """What the first engine of a server has loaded, which every other one must have too."""
+    """The files that the first engine of a server has loaded, which every other one must have loaded too."""
 
     def __init__(self) -> None:
         self._fingerprints: Mapping[str, str] = {}

@@ -7,17 +7,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from memlm.api.datastores import LoadDatastoreRequest
+from memlm.api.datastores import GetDatastoreRequest, LoadDatastoreRequest, RememberRequest
 from memlm.api.operations import JobReport, JobState
 from memlm.base.files import remove
 from memlm.base.progress import LOADING
-from memlm.errors import Cancelled, InternalError, Locked, MemlmError, Unavailable
+from memlm.errors import (
+    AlreadyExists,
+    Cancelled,
+    InternalError,
+    InvalidInput,
+    Locked,
+    MemlmError,
+    Unavailable,
+)
 from memlm.index.store.journal import rollback
 from memlm.index.store.manifest import read_manifest
 from memlm.server.config import ServerConfig
@@ -25,6 +33,7 @@ from memlm.server.inference.pool import EnginePool
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.process import IndexWorkers
 from memlm.server.jobs.records import JobRecords
+from memlm.server.jobs.short import documents_of, may_overtake
 from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, Ended, Progressed, Skipped, Task
 from memlm.server.registry import DatastoreRegistry
 from memlm.wire.status import kind_of
@@ -34,6 +43,8 @@ LOCK_RETRY_S = 1.0  # until another attempt, where another process holds the dat
 WRITE_RETRY_S = 1.0  # until another attempt to write the end of a job down
 POLL_S, SERVED_TIMEOUT_S = 0.05, 30.0
 PUBLISHING = "take into service"  # the last phase, in which it is too late for a cancel
+WAITING = "wait for another operation"
+SHORT_POLL_S = 0.5
 
 log = logging.getLogger("memlm.server")
 
@@ -48,6 +59,7 @@ class JobRunner:
         self._index_workers = IndexWorkers(config)
         self._job_available, self._runners = asyncio.Event(), list[asyncio.Task[None]]()
         self.replacing = asyncio.Lock()  # held while a datastore takes another's place, or documents are deleted
+        self._turns, self._turn = dict[str, int](), 0  # the latest turn of each owner
         self._num_writing, self._idle = 0, asyncio.Event()  # set while nothing is remembered
         self._idle.set()
 
@@ -67,7 +79,7 @@ class JobRunner:
     def start(self) -> None:
         """Starts to run jobs, as many at a time as there are index workers."""
         self._runners = [asyncio.create_task(self._work()) for _ in range(self._config.index_workers)]
-        self._runners.append(asyncio.create_task(self._write_missed_ends()))
+        self._runners += [asyncio.create_task(self._write_missed_ends()), asyncio.create_task(self._work_beside())]
         self._prepare_ahead()
 
     async def stop(self) -> None:
@@ -103,18 +115,58 @@ class JobRunner:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._job_available.wait(), LOCK_RETRY_S)
                 continue
-            try:
-                await self._attempt(job)
-            except asyncio.CancelledError:
-                raise
-            except MemlmError as error:
-                await self._fail(job, error)
-            except Exception:
-                log.exception("%s failed", job.name)
-                bug = InternalError(f"a bug in the server; its log has the details under {job.name}")
-                await self.end(job, JobState.FAILED, error=bug)
+            await self._end_on_error(job, self._attempt(job))
             self._prepare_ahead()
             self.wake()  # for a job that waits for this datastore
+
+    async def _end_on_error(self, job: Job, attempt: Awaitable[None]) -> None:
+        try:
+            await attempt
+        except MemlmError as error:
+            await self._fail(job, error)
+        except Exception:
+            log.exception("%s failed", job.name)
+            bug = InternalError(f"a bug in the server; its log has the details under {job.name}")
+            await self.end(job, JobState.FAILED, error=bug)
+
+    async def _work_beside(self) -> None:
+        """Task: while all index workers are at work, has short additions read by an inference worker, one after the
+        other, as texts that are to be remembered. So they need neither another model in RAM nor the end of a long job.
+        """
+        while True:
+            await asyncio.sleep(SHORT_POLL_S)
+            if sum(job.state == JobState.RUNNING for job in self._records) < self._config.index_workers:
+                continue
+            queued = [job for job in self._records if job.state == JobState.QUEUED]
+            for job in queued:
+                job.phase = job.phase or WAITING
+            short = self._first(job for job in queued if may_overtake(job, self._records))
+            if short is not None:
+                await self._end_on_error(short, self._remember(short))
+                self.wake()
+
+    async def _remember(self, job: Job) -> None:
+        """Adds the documents of a short job by an inference worker. Where that is not possible now, the job waits on
+        for an index worker, which adds them unless they are there.
+        """
+        begin_s, job.phase = time.monotonic(), PUBLISHING
+        await self._begin(job)
+        try:
+            documents = await asyncio.to_thread(documents_of, job)
+            request = RememberRequest(documents, job.store, replace=job.request["replace"])
+            async with self.writing():
+                await self._workers.answer(request, caller=job.owner, owner=job.owner)
+            info = await self._workers.answer(GetDatastoreRequest(job.store))
+        except (AlreadyExists, InvalidInput):
+            raise
+        except MemlmError as error:
+            log.info("%s waits for an index worker: %s", job.name, error)
+            job.state, job.phase = JobState.QUEUED, WAITING
+            await self._records.write(job)
+        else:
+            facts = {each.name: getattr(info, each.name) for each in fields(JobReport) if hasattr(info, each.name)}
+            report = JobReport(**facts, store=job.store, seconds=time.monotonic() - begin_s)
+            await self.end(job, JobState.DONE, report=report)
 
     async def _write_missed_ends(self) -> None:
         """Task: writes the ends of jobs down that a full disk had no room for."""
@@ -123,18 +175,28 @@ class JobRunner:
             await self._records.write_missed()
 
     def _next(self) -> Job | None:
-        """The oldest waiting job whose datastore no other job changes."""
+        """A waiting job whose datastore no other job changes."""
         taken = {Path(job.path).resolve() for job in self._records if job.state == JobState.RUNNING}
         now_s, waiting = time.monotonic(), (job for job in self._records if job.state == JobState.QUEUED)
         ready = (job for job in waiting if job.not_before_s <= now_s and Path(job.path).resolve() not in taken)
-        return min(ready, key=lambda job: job.created_s, default=None)
+        return self._first(ready)
 
-    async def _attempt(self, job: Job) -> None:
+    def _first(self, jobs: Iterable[Job]) -> Job | None:
+        """The oldest job of the owner whose latest turn was the longest ago."""
+        return min(jobs, key=lambda job: (self._turns.get(job.owner, 0), job.created_s), default=None)
+
+    async def _begin(self, job: Job) -> None:
+        self._turn += 1
+        self._turns[job.owner] = self._turn
         job.state, job.started_s = JobState.RUNNING, job.started_s or time.time()
         job.attempts += 1
         if job.kind == ADD and not job.has_begun:
             job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).last_segment)
         await self._records.write(job)
+
+    async def _attempt(self, job: Job) -> None:
+        job.phase = "" if job.phase == WAITING else job.phase
+        await self._begin(job)
         await self._handle_outcome(job, None if job.is_cancelled else await self._run(job, self._task(job)))
 
     async def _handle_outcome(self, job: Job, ended: Ended | None) -> None:

@@ -141,6 +141,21 @@ async def test_submissions_take_turns_so_that_one_request_id_is_one_operation(
         await other
 
 
+async def test_owners_take_turns(tmp_path: Path) -> None:
+    """One that submits ten jobs does not keep another waiting for all of them."""
+    jobs = jobs_of(tmp_path)
+    records, runner = jobs._records, jobs._runner
+    for number, owner in enumerate(("ann", "ann", "ann", "bob", "eve", "bob")):
+        path = str(tmp_path / str(number))
+        await records.add(Job(str(number), owner, BUILD, str(number), path, {}, "digest", created_s=float(number)))
+    order = list[str]()
+    while (following := runner._next()) is not None:
+        await runner._begin(following)
+        following.state = JobState.DONE
+        order.append(following.id)
+    assert order == ["0", "3", "4", "1", "5", "2"]
+
+
 async def test_an_upload_outlives_a_caller_that_left_while_its_job_was_recorded(
     tmp_path: Path, slow_disk: SlowDisk
 ) -> None:

@@ -249,6 +249,46 @@ def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
     assert [store.name for store in client.datastores.list()] == ["one", "three"]
 
 
+def test_a_short_addition_does_not_wait_behind_a_long_job_on_another_datastore(served, tmp_path: Path) -> None:
+    """Nor does it need an index worker of its own. It ends as any other."""
+    place, server, client = served
+    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    long = client.datastores.build("long", str(place.corpus))
+    pid = halted(server, long)
+    job = client.datastores.add("docs", NEW)
+    report, info = job.result(PATIENCE_S), job.progress()
+    assert (info.state, info.attempts, report.num_documents, report.store) == (JobState.DONE, 1, 11, "docs")
+    assert report.num_entries == client.datastores.get("docs").num_entries
+    found = client.search("docs", NEW[1].text, by="words", k=1)
+    assert [(neighbor.document_id, neighbor.metadata) for neighbor in found] == [("new-1", {"number": 1})]
+    assert not list((place.stores / "jobs").glob("*.jsonl"))
+    with pytest.raises(AlreadyExists, match="'new-0'"):
+        client.datastores.add("docs", NEW).result(PATIENCE_S)
+    assert client.datastores.add("docs", NEW, replace=True).result(PATIENCE_S).num_documents == 11
+    assert server.job_pids == [pid]
+    assert not long.progress().has_ended
+    os.kill(pid, signal.SIGCONT)
+    assert long.result(PATIENCE_S).num_documents == 8
+    with Datastore.open(place.folder_of(client, "docs")) as store:
+        assert store.snapshot.verify() == []
+
+
+def test_what_may_not_overtake_says_that_it_waits(served, tmp_path: Path) -> None:
+    """A large addition, and a short one to a datastore on which an earlier operation is to end first."""
+    place, server, client = served
+    for name in ("one", "two"):
+        client.datastores.build(name, str(place.corpus)).result(PATIENCE_S)
+    first = client.datastores.add("one", Corpus([large(tmp_path / "first")]))
+    pid = halted(server, first)
+    waiting = [client.datastores.add("two", Corpus([large(tmp_path / "more")])), client.datastores.add("one", NEW)]
+    for job in waiting:
+        wait_until(lambda job=job: job.progress().phase == "wait for another operation")
+        assert job.progress().state == JobState.QUEUED
+    waiting[0].cancel()
+    os.kill(pid, signal.SIGCONT)
+    assert [job.result(PATIENCE_S).num_documents for job in (first, waiting[1])] == [128, 131]
+
+
 def test_progress_may_wait_for_the_end(served) -> None:
     place, server, client = served
     job = client.datastores.build("docs", str(place.corpus))
