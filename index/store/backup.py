@@ -165,7 +165,7 @@ class _Copied:
 
     def _advance(self, num_bytes: int) -> None:
         self._done += num_bytes
-        self._progress("copy", self._done, self._total)
+        self._progress("copy files", self._done, self._total)
 
     def _take_manifest(self, manifest: Manifest) -> None:
         """Copies the manifest's bytes, also where an earlier format wrote them."""

@@ -5,6 +5,35 @@ from typing import Protocol, runtime_checkable
 LOADING = "load"  # the phase in which a model is loaded, before the work touches anything
 
 
+# What a phase counts. Of the others, steps.
+UNITS = {
+    LOADING: "models",
+    "add to index": "entries",
+    "assign to lists": "entries",
+    "check files": "files",
+    "check keys": "documents",
+    "copy": "entries",
+    "copy files": "bytes",
+    "embed chunks": "chunks",
+    "evaluate": "bytes",
+    "evaluate index": "indexes",
+    "learn tokens": "bytes",
+    "measure quality": "windows",
+    "read": "bytes",
+    "read texts": "tokens",
+    "retrieve": "tokens",
+    "score held-out text": "tokens",
+    "sort passages": "pieces",
+    "tokenize": "bytes",
+    "train gate": "epochs",
+    "train index": "entries",
+    "try indexes": "indexes",
+    "try lists": "settings",
+    "try pointers": "settings",
+    "tune": "tokens",
+}
+
+
 @runtime_checkable
 class Progress(Protocol):
     """Told now and then how far a phase has come.
@@ -14,7 +43,7 @@ class Progress(Protocol):
     """
 
     def __call__(self, phase: str, done: int, total: int | None, note: str = "") -> None:
-        """Takes a phase's name and how much of it is done, in the phase's own unit."""
+        """Takes a phase's name and how much of it is done, in the unit that `UNITS` has for it."""
 
 
 def silent(phase: str, done: int, total: int | None, note: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
+from memlm.cli.console import ConsoleProgress, emit_json, out
 
 
 def calibrate(
@@ -27,12 +27,11 @@ def calibrate(
     json: options.Json = False,
 ) -> None:
     """Calibrate the confidence threshold for early exit, and save it with the model."""
-    from memlm.data.corpus import Corpus
+    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
     from memlm.generation.early_exit import calibrate as run
     from memlm.model.checkpoint import load_checkpoint
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         report = run(
             checkpoint, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress

@@ -10,10 +10,11 @@ import typer
 
 from memlm.api.datastores import BuildDatastoreRequest, parse_fields
 from memlm.base.counted import counted
+from memlm.base.figures import figure
 from memlm.base.printable import one_line
 from memlm.cli import options
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
-from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_problem, print_table, table
+from memlm.cli.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def list_datastores(target: Target = HERE, timeout: Timeout = 60.0, json: option
             cell(store.index),
             str(store.k),
             f"{store.lam:.3f}",
-            f"{store.knn_temperature:.4g}",
+            figure(store.knn_temperature),
         )
     print_table(shown)
     for store in loaded:
@@ -112,10 +113,8 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Upload documents and add them to a datastore."""
-    from memlm.data.corpus import Corpus
-
     with client_of(target, timeout) as client:
-        documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
+        documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
         job = client.datastores.add(name, documents, replace=replace, check=check, request_id=request_id)
         _follow(job, wait=wait, json=json)
 

@@ -22,13 +22,15 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from memlm.base.figures import duration, file_size
 from memlm.base.printable import one_line, printable, printable_json
+from memlm.base.progress import UNITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +141,13 @@ class ConsoleProgress:
             self._phase, self._begin, self._line_s, self._wait_s, self._lines = phase, now, now, FIRST_WAIT_S, 0
             self._printed = (-1, None)
             if self._bars:
-                self._task = self._bars.add_task(escape(one_line(phase)), total=total, rate="", note="")
-        rate = _rate(done, now - self._begin)
+                self._task = self._bars.add_task(escape(one_line(phase)), total=total, count="", rate="", note="")
+        rate = _rate(phase, done, now - self._begin)
         if self._bars:
-            self._bars.update(self._task, completed=done, total=total, rate=rate, note=escape(one_line(note)))
+            count = _count(phase, done, total)
+            self._bars.update(
+                self._task, completed=done, total=total, count=count, rate=rate, note=escape(one_line(note))
+            )
         elif self._is_worth_a_line(now, done, total):
             err.print(one_line(_line(phase, done, total, rate, now - self._begin, note)), markup=False)
 
@@ -169,7 +174,7 @@ class ConsoleProgress:
             columns = (
                 TextColumn("{task.description:14}"),
                 BarColumn(),
-                MofNCompleteColumn(),
+                TextColumn("{task.fields[count]}"),
                 TextColumn("{task.fields[rate]}"),
             )
             self._bars = Bars(*columns, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=err)
@@ -184,16 +189,29 @@ class ConsoleProgress:
             self._bars.stop()
 
 
-def _rate(done: int, seconds: float) -> str:
-    return f"{done / seconds:,.0f}/s" if seconds > 0.5 and done >= seconds else ""
+def _rate(phase: str, done: int, seconds: float) -> str:
+    return f"{_amount(phase, round(done / seconds))}/s" if seconds > 0.5 and done >= seconds else ""
+
+
+def _amount(phase: str, count: int) -> str:
+    unit = UNITS.get(phase, "steps")
+    return file_size(count) if unit == "bytes" else f"{count:,} {unit}"
+
+
+def _count(phase: str, done: int, total: int | None) -> str:
+    """How much of a phase is done, with its unit."""
+    if not total:
+        return _amount(phase, done)
+    is_bytes = UNITS.get(phase) == "bytes"
+    return f"{file_size(done) if is_bytes else f'{done:,}'} of {_amount(phase, total)}"
 
 
 def _line(phase: str, done: int, total: int | None, rate: str, seconds: float, note: str) -> str:
     if not (done or total):
         return phase
-    parts = [f"{phase}: {done:,}"]
+    parts = [f"{phase}: {_count(phase, done, total)}"]
     if total:
-        parts[0] += f" of {total:,} ({done / total:.0%})"
+        parts[0] += f" ({done / total:.0%})"
         if done and done < total:
-            parts.append(f"{seconds * (total - done) / done:.0f} s left")
+            parts.append(f"{duration(seconds * (total - done) / done)} left")
     return ", ".join([*parts, *filter(None, [rate, note])])

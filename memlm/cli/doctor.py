@@ -7,10 +7,11 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any
 
+from memlm.base.figures import file_size
 from memlm.base.machine import ram_bytes
 from memlm.cli import options
 from memlm.cli.console import emit_json, out
-from memlm.cli.render_index import file_size, print_lines
+from memlm.cli.render_index import print_lines
 
 EXTRAS = {"http": "uvicorn", "ray": "ray", "replicas": "fastapi", "parquet": "pyarrow", "lm-eval": "lm_eval",
           "tensorboard": "tensorboard", "otel": "opentelemetry.sdk"}  # fmt: skip

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from memlm.api.params import RetrievalParams
+from memlm.base.figures import figure
 from memlm.base.progress import LOADING
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, print_problem, print_table, table
+from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.interruption import on_interrupt, this_command
 
@@ -27,19 +28,21 @@ def evaluate(
     on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
-    """Measure perplexity on held-out text, of the model alone and with its datastore."""
-    from memlm.data.corpus import Corpus
-    from memlm.evaluation import evaluate as run
-    from memlm.language_model import load
+    """Measure perplexity on held-out text, of the model alone and with its datastore.
 
+    Perplexity per word counts a line end as one more word, as papers on WikiText do.
+    """
+    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
+        from memlm.evaluation import evaluate as run
+        from memlm.language_model import load
+
         with load(model, store or (), dtype=dtype, device=device) as lm:
             if domain is not None:
                 lm.use_domain(domain)
             if chunk_store:
                 lm.read_chunks(chunk_store)
-            documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
             evaluation = run(lm, documents, progress=progress, **retrieval)
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})
@@ -48,7 +51,7 @@ def evaluate(
     for name, figures in (("model", evaluation.total.base), ("with datastore", evaluation.total.knn)):
         if figures:
             rates = (figures.bits_per_byte, figures.token_perplexity, figures.word_perplexity, figures.nll)
-            shown.add_row(name, *(f"{rate:,.4g}" for rate in rates))
+            shown.add_row(name, *(figure(rate) for rate in rates))
     print_table(shown)
 
 
@@ -58,6 +61,6 @@ def _figures(score: Any) -> dict[str, Any]:
 
     shown = {"tokens": score.tokens, "words": score.words, "bytes": score.bytes, **asdict(score.figures)}
     if score.knn is not None:
-        used = {"k": score.k, "lambda": score.lam, "temperature": score.knn_temperature}
+        used = {"k": score.k, "lam": score.lam, "temperature": score.knn_temperature}
         shown |= {"base": asdict(score.base), "knn": {**asdict(score.knn), **used}}
     return shown

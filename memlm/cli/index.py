@@ -14,7 +14,7 @@ from memlm.base.counted import counted
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, err, out, print_problem
+from memlm.cli.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.engine import reader_of
 from memlm.cli.fields import with_fields
 from memlm.cli.forecast import PlannedBuild, foretell_addition, foretell_build
@@ -79,9 +79,7 @@ def build(
     json: options.Json = False,
 ) -> None:
     """Build a datastore with one entry per token. An interrupted build resumes."""
-    from memlm.data.corpus import Corpus
-
-    documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
+    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
     planned = PlannedBuild(model, documents, out_folder, index, window, stride, dtype, device)
     if dry_run:
         planned.print(json=json)
@@ -122,9 +120,7 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Add documents as a new segment, while readers keep reading."""
-    from memlm.data.corpus import Corpus
-
-    documents = Corpus(corpus, glob, on_error, print_problem, hidden=hidden)
+    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
     with on_interrupt(partial(describe_build, store, model)):
         given: Path | Checkpoint = model
         if engine == "local":
@@ -284,12 +280,14 @@ def spalm(
     json: options.Json = False,
 ) -> None:
     """Train a gate between model and datastore on held-out text, and save it with the model."""
-    from memlm.data.corpus import Corpus
+    from memlm.index.store.manifest import read_manifest
+
+    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
+    read_manifest(store)  # before what takes long to import
     from memlm.indexing.train_gate import train_spalm as run
     from memlm.model.checkpoint import load_checkpoint
 
     with ConsoleProgress() as progress:
-        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         report = run(checkpoint, store, documents, k=k, max_tokens=max_tokens, seed=seed, progress=progress)
     if json:
@@ -377,15 +375,16 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Tune k, lam and temperature on held-out text, and save them as the datastore's defaults."""
-    from memlm.data.corpus import Corpus
+    from memlm.index.store.manifest import read_manifest
 
+    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
+    read_manifest(store)
     left = f"{store} keeps the defaults that it had"
     with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         from memlm.indexing.tune import tune as run
         from memlm.model.checkpoint import load_checkpoint
 
-        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         report = run(
             checkpoint, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,

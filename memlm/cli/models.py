@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from memlm.base.figures import file_size
 from memlm.cli import options
 from memlm.cli.console import ConsoleProgress, emit_json, out, print_table, table
-from memlm.cli.render_index import file_size
 from memlm.errors import InvalidInput, NotFound
 
 app = typer.Typer(no_args_is_help=True, help="List and install models with a name, and compare types of weights.")

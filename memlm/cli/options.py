@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from memlm.api.params import SAMPLING
 from memlm.base.options import parse_bytes
 from memlm.base.texts import text_of
 from memlm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from memlm.data.corpus import Corpus
 
 Corpora = Annotated[
     list[str],
@@ -147,6 +150,16 @@ ShowSources = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def corpus_of(paths: Sequence[str], glob: str = "**/*", on_error: str = "skip", *, hidden: bool = False) -> Corpus:
+    """The corpus of a command. Raises InvalidInput for one without text, before a model is loaded."""
+    from memlm.cli.console import print_problem
+    from memlm.data.corpus import Corpus
+
+    corpus = Corpus(paths, glob, on_error, print_problem, hidden=hidden)
+    corpus.require_text()
+    return corpus
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:

@@ -16,6 +16,7 @@ from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.passages import Passage
 from memlm.base.counted import counted
+from memlm.base.figures import figure, file_size
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line, printable
 from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
@@ -38,7 +39,7 @@ def print_neighbors(neighbors: Sequence[Neighbor], request: SearchRequest, *, js
         place = Text(one_line(f"{neighbor.document_id}:{neighbor.line}"), style="bold")
         if not by_words:
             place.append(
-                one_line(f"  distance {neighbor.distance:.4g}, next {neighbor.token_text!r}"), style="not bold dim"
+                one_line(f"  distance {figure(neighbor.distance)}, next {neighbor.token_text!r}"), style="not bold dim"
             )
         out.print(place)
         out.print(_snippet(neighbor.snippet, request.text if by_words else ""))
@@ -55,7 +56,7 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
         return
     for number, passage in enumerate(passages, 1):
         place = Text(one_line(f"[{number}] {passage.place}"), style="bold")
-        out.print(place.append(f"  score {passage.score:.4g}", style="not bold dim"))
+        out.print(place.append(f"  score {figure(passage.score)}", style="not bold dim"))
         out.print(Text(indent(printable(passage.text), "  ")))
     if not passages:
         out.print("No passage has a word of the question. --by meaning ranks all passages.")
@@ -269,7 +270,7 @@ def print_tuning(report: Any, *, json: bool) -> None:
         emit_json(report)
         return
     out.print(
-        f"k {report.k}, lam {report.lam:.3f}, temperature {report.temperature:.4g}, from {report.tokens:,} tokens"
+        f"k {report.k}, lam {report.lam:.3f}, temperature {figure(report.temperature)}, from {report.tokens:,} tokens"
     )
     out.print(
         f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}"
@@ -366,7 +367,7 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
     )
     segments = f"{len(manifest.segments)} segment{'s' * (len(manifest.segments) != 1)}"
     lam = "λ that adapts" if defaults.adaptive is not None else f"λ {defaults.lam:.3g}"
-    settings = f"{lam}, k {defaults.k}, temperature {defaults.temperature:.4g} of squared distances"
+    settings = f"{lam}, k {defaults.k}, temperature {figure(defaults.temperature)} of squared distances"
     if defaults.nprobe is not None:
         settings += f", {defaults.nprobe} lists searched"
     tuned = "not yet: run `memlm index tune` with held-out text"
@@ -406,19 +407,9 @@ def _quality(quality: Any) -> str:
     )
 
 
-def file_size(num_bytes: int) -> str:
-    """A number of bytes in the unit that leaves three digits or less before the point."""
-    size = float(num_bytes)
-    for unit in ("bytes", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.3g} {unit}"
-
-
 def _readable(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return figure(value)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -12,7 +12,7 @@ import typer
 
 from memlm.base.texts import read_text
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
+from memlm.cli.console import ConsoleProgress, emit_json, out
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.interruption import describe_training, on_interrupt
 from memlm.cli.options import given
@@ -59,7 +59,6 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a model on a corpus."""
-    from memlm.data.corpus import Corpus
     from memlm.data.tokenizer import Tokenizer
     from memlm.training.train import train as run
 
@@ -68,10 +67,10 @@ def train(
     settings = train_config(preset, config, overrides, memories, fine_tuning=init_from is not None)
     with on_interrupt(partial(describe_training, out_folder)), ConsoleProgress() as progress:
         report = run(
-            Corpus(corpus, glob, on_error, print_problem, hidden=hidden),
+            options.corpus_of(corpus, glob, on_error, hidden=hidden),
             out_folder,
             settings,
-            valid=Corpus(valid, glob, on_error, print_problem, hidden=hidden) if valid else None,
+            valid=options.corpus_of(valid, glob, on_error, hidden=hidden) if valid else None,
             tokenizer=Tokenizer.load(tokenizer) if tokenizer else None,
             init_from=init_from,
             resume=resume,

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from memlm.base.counted import counted
+from memlm.base.figures import figure
 from memlm.base.progress import LOADING
 from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, print_problem
+from memlm.cli.console import ConsoleProgress, emit_json, out
 from memlm.cli.interruption import on_interrupt, this_command
 
 
@@ -28,8 +29,7 @@ def tune_context(
     json: options.Json = False,
 ) -> None:
     """Tune how much a text's own past counts, on held-out documents, and save it with the model if it helps."""
-    from memlm.data.corpus import Corpus
-
+    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
     left = f"{model} keeps the settings that it had"
     with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
@@ -37,7 +37,6 @@ def tune_context(
         from memlm.model.checkpoint import load_checkpoint
         from memlm.retrieval.encoder import window_size
 
-        documents = Corpus(texts, glob, on_error, print_problem, hidden=hidden)
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
         tuning = run(
             checkpoint, documents, max_tokens=max_tokens, document_tokens=document_tokens,
@@ -54,6 +53,6 @@ def tune_context(
         f" {settings.gain:+.4f} ± {settings.gain_error:.4f} on {documents} ({tuning.tokens:,} tokens)."
     )
     if tuning.kept:
-        out.print(f"Saved with {model}: k = {settings.k}, temperature {settings.temperature:.4g}, {lam}.")
+        out.print(f"Saved with {model}: k = {settings.k}, temperature {figure(settings.temperature)}, {lam}.")
     else:
         out.print("The gain is below twice its standard error. Nothing was saved.")

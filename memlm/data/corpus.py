@@ -12,7 +12,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import IO, Any, TypeAlias
 
@@ -129,6 +129,13 @@ class Corpus:
         yield from self.documents
         if not reading.num_documents and not self.documents:
             raise self._no_text(reading.problems)
+
+    def require_text(self) -> None:
+        """Raises InvalidInput where an iteration would find no document. Reads up to the first one, so that a caller
+        knows it before a model is loaded. Standard input can be read once, so it is not read here.
+        """
+        if not self.documents and all(str(path) != STANDARD_INPUT for path in self.paths):
+            next(iter(replace(self, on_problem=_ignore)))
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """Yields each file that may be read, with the name its documents go by."""
@@ -301,9 +308,14 @@ class _Reading:
         self._corpus.on_problem(problem)
 
 
-def corpus_of(given: Corpus | Sequence[str | Path | Document]) -> Corpus:
-    """A corpus as it is, or one of paths or documents in a list."""
-    return given if isinstance(given, Corpus) else Corpus(given)
+Texts: TypeAlias = Corpus | str | Path | Document | Sequence[str | Path | Document]
+
+
+def corpus_of(given: Texts) -> Corpus:
+    """A corpus as it is, or one of a path, a document, or a list of these."""
+    if isinstance(given, Corpus):
+        return given
+    return Corpus([given] if isinstance(given, str | Path | Document) else given)
 
 
 def _check_there(path: Path) -> None:

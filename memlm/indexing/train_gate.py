@@ -157,7 +157,7 @@ def _fit(
             optimizer.zero_grad()
             steps += 1
         valid = _loss(gate, embeddings_VD, validation)
-        progress("train", epoch + 1, max_epochs, f"valid {valid:.4f}")
+        progress("train gate", epoch + 1, max_epochs, f"valid {valid:.4f}")
         waited = 0 if valid < best_loss else waited + 1
         if valid < best_loss:
             best, best_loss = {name: tensor.clone() for name, tensor in gate.state_dict().items()}, valid

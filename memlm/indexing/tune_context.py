@@ -130,7 +130,7 @@ def read_past(
             if len(cache) >= most:
                 break
         num_tokens += len(cache)
-        progress("read", num_tokens, max(max_tokens, num_tokens))
+        progress("read texts", num_tokens, max(max_tokens, num_tokens))
     if not num_tokens:
         raise InvalidInput("there is no token to tune on; give some held-out text", field="texts")
     return Evidence(

@@ -188,7 +188,7 @@ def test_eval_tells_the_figures_that_the_design_names(capsys, model_folder, stor
     figures = {"nll", "token_perplexity", "word_perplexity", "bits_per_byte"}
     assert {"tokens", "words", "bytes"} | figures <= set(answer)
     assert set(answer["base"]) == figures
-    assert set(answer["knn"]) == figures | {"k", "lambda", "temperature"}
+    assert set(answer["knn"]) == figures | {"k", "lam", "temperature"}
     assert answer["texts"]["doc-7.txt"]["nll"] == pytest.approx(answer["nll"])
 
 
@@ -569,8 +569,8 @@ def test_plain_lines_of_progress_come_at_growing_intervals_and_say_something_new
         now_s[0] += 1.5
         progress("check", 1, 1)
     assert [second for second, _ in lines] == [2, 4, 7]  # after 2, 2 and 3 s; the next would be after 4.5, at no news
-    assert lines[0][1] == "read: 2 of 20 (10%), 18 s left, 1/s"
-    assert capsys.readouterr().err == "check: 1 of 1 (100%)\n"
+    assert lines[0][1] == "read: 2 bytes of 20 bytes (10%), 18 s left, 1 bytes/s"
+    assert capsys.readouterr().err == "check: 1 of 1 steps (100%)\n"
 
 
 def test_numbers_that_are_none_are_null_in_json():

@@ -12,6 +12,7 @@ from rich.style import Style
 
 from memlm.api.generation import DraftUsage, Neighbor, Token, Usage
 from memlm.api.passages import Passage
+from memlm.base.figures import duration, figure, file_size
 from memlm.cli import render
 from memlm.cli.console import cell, print_table, table
 from memlm.cli.render_index import print_passages
@@ -132,3 +133,22 @@ def test_a_table_is_whole_in_every_terminal(width):
 def test_a_passage_is_printed_with_its_lines_and_its_own_line_ends(capsys):
     print_passages([Passage("s", "a\nb.md", "", 0, 9, "one\ntwo\x1b[2J", 1.5, first_line=3, last_line=4)], json=False)
     assert capsys.readouterr().out == "[1] a\\nb.md:3-4  score 1.5\n  one\n  two\\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (figure(9.337e7), "93,370,000"),
+        (figure(3.14159), "3.142"),
+        (figure(0.0001234), "0.0001234"),
+        (figure(-2.5), "-2.5"),
+        (figure(math.nan), "nan"),
+        (file_size(610), "610 bytes"),
+        (file_size(7_956_571_592), "7.96 GB"),
+        (duration(0.2), "1 s"),
+        (duration(1.008e5), "28 h"),
+        (duration(4000), "67 min"),
+    ],
+)
+def test_figures_are_written_as_people_read_them(shown, expected):
+    assert shown == expected
