@@ -22,6 +22,8 @@ the expected value, and a remedy. This module imports nothing of memlm.
 
 from __future__ import annotations
 
+import os
+import reprlib
 from collections.abc import Iterable
 
 __all__ = [
@@ -42,6 +44,8 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "check_choice",
+    "check_kind",
+    "check_path",
     "check_range",
 ]
 
@@ -162,3 +166,14 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     choices = tuple(choices)
     if value not in choices:
         raise InvalidInput(f"{name} is {value!r}; expected one of {', '.join(map(str, choices))}", field=name)
+
+
+def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected: str) -> None:
+    """Raises InvalidInput, with `name` as its field, unless a value is of a type. `expected` says which in words."""
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{name} is {reprlib.repr(value)}; expected {expected}", field=name)
+
+
+def check_path(name: str, value: object, expected: str = "a path") -> None:
+    """Raises InvalidInput, with `name` as its field, unless a value can be a path."""
+    check_kind(name, value, (str, os.PathLike), expected)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from memlm.api.params import RetrievalParams
 from memlm.api.scoring import Score
 from memlm.base.progress import Progress, silent
 from memlm.base.steps import run_steps
-from memlm.data.corpus import Corpus, Document, corpus_of
+from memlm.data.corpus import Texts, corpus_of
+from memlm.errors import check_kind
 from memlm.generation.scoring import ScoreAccumulator, score_windows
 from memlm.language_model import LanguageModel
 from memlm.retrieval.encoder import text_windows
@@ -25,12 +24,11 @@ class Evaluation:
     total: Score
 
 
-def evaluate(
-    lm: LanguageModel, texts: Corpus | Sequence[str | Path | Document], *, progress: Progress = silent, **retrieval: Any
-) -> Evaluation:
-    """Scores every text of a corpus, or of a list of files, folders and documents, one at a time. `retrieval` are the
-    fields of `RetrievalParams`. Raises InvalidInput for anything else, such as one path.
+def evaluate(lm: LanguageModel, texts: Texts, *, progress: Progress = silent, **retrieval: Any) -> Evaluation:
+    """Scores every text of a corpus, or of paths or documents, one at a time. `retrieval` are the fields of
+    `RetrievalParams`.
     """
+    check_kind("lm", lm, LanguageModel, "a model as memlm.load returns it, and then the texts")
     texts = corpus_of(texts)
     params = RetrievalParams.of(**retrieval)
     retriever = lm.engine.stores.retriever(params)

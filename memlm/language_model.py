@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack, cast, overload
 
-from jaxtyping import Float
+import numpy as np
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passage_settings
@@ -29,12 +30,13 @@ from memlm.base.counted import counted
 from memlm.base.options import NEIGHBORS, SHARD_ANSWERS, SUMS
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import InvalidInput, MemlmError, check_choice
+from memlm.errors import InvalidInput, MemlmError, check_choice, check_kind, check_path
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
-from memlm.generation.likelihood import logits_of, loglikelihood, split_ids
+from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
 from memlm.generation.sessions import Sessions
 from memlm.index.store.exclusion import search_views
+from memlm.index.store.manifest import read_manifest
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
@@ -65,6 +67,7 @@ def load(
     place of the model's keys. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
     Corrupt for a damaged file, InvalidInput for a device that is not there.
     """
+    _check_folders(stores)
     checkpoint = load_checkpoint(
         model, dtype=dtype, device=device, attention_window=attention_window, extended_attention=extended_attention
     )
@@ -368,6 +371,8 @@ class LanguageModel:
         The context begins as that of `generate` does. An empty context is the start of a text. With datastores, both
         answers are those of the mixture. Raises InvalidInput for an empty continuation, and for too long a text.
         """
+        for name, text in (("context", context), ("continuation", continuation)):
+            check_kind(name, text, str, "a text")
         retriever = self.engine.stores.retriever(RetrievalParams.of(**retrieval))
         context_ids, new_ids = split_ids(self.tokenizer, context, continuation)
         as_document = retriever is not None and retriever.changes_output
@@ -382,6 +387,16 @@ class LanguageModel:
         ids = self.tokenizer.prompt(text) if isinstance(text, str) else token_ids_of("text", text)
         return logits_of(self.checkpoint, ids)
 
+    def keys(self, text: str | Sequence[int]) -> Float32[np.ndarray, "T D"]:
+        """The key after each token of a text or of token ids: the queries of `Datastore.search`.
+
+        A text is read as the documents of a datastore are, behind one start token. So row t is the key before token t
+        of `tokenize(text)`, and the last row is the key of what follows the text. Ids are read as they are.
+        """
+        is_text = isinstance(text, str)
+        ids = (self.tokenizer.start_id, *self.tokenize(text)) if is_text else token_ids_of("text", text)
+        return keys_of(self.checkpoint, ids)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -389,6 +404,7 @@ class LanguageModel:
 
     def tokenize(self, text: str) -> list[int]:
         """Returns the token ids of a text."""
+        check_kind("text", text, str, "a text")
         return self.checkpoint.tokenizer.encode(text).tolist()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -442,6 +458,7 @@ class LanguageModel:
 
         Raises AlreadyExists for a name in use, Incompatible for a datastore of another model.
         """
+        check_kind("name", name, (str, type(None)), "a name")
         opened = ModelStore.open(path, self.checkpoint, name or "")
         if opened.snapshot.dim and getattr(self.checkpoint.decoder.cross, "neighbors", None) is not None:
             opened.datastore.close()
@@ -508,6 +525,14 @@ class LanguageModel:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_folders(stores: object) -> None:
+    """Raises NotFound for a folder without a datastore, before the model is read."""
+    folders = tuple(stores.values()) if isinstance(stores, Mapping) else stores
+    for folder in folders if isinstance(folders, tuple | list) else ():
+        check_path("stores", folder, "folders in a list, or folders by name")
+        read_manifest(Path(folder))
 
 
 def _keys_without_chunks(name: str) -> InvalidInput:

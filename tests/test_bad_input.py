@@ -14,6 +14,7 @@ import pytest
 from random_stores import DEFAULTS, spec
 from running import RunningServer
 
+import memlm
 from memlm.api.datastores import NewDocument
 from memlm.base.printable import one_line, printable, printable_json
 from memlm.cli import main
@@ -62,6 +63,48 @@ def test_an_id_that_is_no_text_names_no_document(tmp_path):
         writer.commit(defaults=DEFAULTS).close()
     with Datastore.open(tmp_path / "store") as store, pytest.raises(NotFound, match="nothing was changed"):
         store.delete([f"a{HALF}"])
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda lm: lm.search(None, [1, 2]), "text"),
+        (lambda lm: lm.search(None, b"bytes", by="words"), "text"),
+        (lambda lm: lm.trace([1, 2]), "text"),
+        (lambda lm: lm.loglikelihood([1], "x"), "context"),
+        (lambda lm: lm.loglikelihood("x", None), "continuation"),
+        (lambda lm: lm.tokenize([1]), "text"),
+        (lambda lm: lm.remember_feedback("x", 5), "feedback"),
+        (lambda lm: lm.get_datastore(5), "store"),
+        (lambda lm: lm.load_datastore(5), "store"),
+        (lambda lm: lm.load_datastore("x", name=5), "name"),
+        (lambda lm: memlm.evaluate("texts", lm), "lm"),
+        (lambda lm: memlm.load(5), "model"),
+        (lambda lm: memlm.load(lm), "model"),
+        (lambda lm: memlm.load("x", [5]), "stores"),
+        (lambda lm: memlm.load(lm.checkpoint.path, device=5), "device"),
+        (lambda lm: memlm.load(lm.checkpoint.path, attention_window="5"), "attention_window"),
+        (lambda lm: memlm.load(lm.checkpoint.path, passage_encoder=5), "passage_encoder"),
+        (lambda lm: memlm.build_index(lm, [memlm.Document("a", "x")], "nowhere"), "model"),
+        (lambda lm: memlm.build_index(lm.checkpoint, [memlm.Document("a", "x")], None), "out"),
+        (lambda lm: memlm.train([memlm.Document("a", "x")], None), "out"),
+        (lambda lm: memlm.compact_index(5), "store"),
+        (lambda lm: Client(5), "target"),
+        (lambda lm: Client("http://localhost:50051"), "target"),
+    ],
+)
+def test_an_argument_of_a_wrong_kind_is_named_with_what_was_expected(lm, call, field):
+    with pytest.raises(InvalidInput, match=rf"\A{field} is .*; expected ") as raised:
+        call(lm)
+    assert raised.value.field == field
+    assert "\n" not in str(raised.value)
+
+
+def test_texts_to_measure_are_a_path_a_list_or_a_corpus(lm, corpus_folder):
+    expected = memlm.evaluate(lm, Corpus([corpus_folder / "doc-7.txt"]))
+    assert expected.total.tokens > 10
+    for texts in (corpus_folder / "doc-7.txt", str(corpus_folder / "doc-7.txt"), [corpus_folder / "doc-7.txt"]):
+        assert memlm.evaluate(lm, texts) == expected
 
 
 def test_a_store_of_an_older_version_that_holds_nan_answers_with_null(tmp_path, model_folder, monkeypatch):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from memlm.base.progress import Progress, silent
+from memlm.errors import check_path
 from memlm.index.store.journal import is_being_extended, rollback
 from memlm.index.store.segment import Segment
 from memlm.index.store.writer import StoreWriter
@@ -52,6 +53,7 @@ def compact(path: str | Path, progress: Progress = silent, *, purge: bool = Fals
     Needs disk space for the new segment beside the old ones. Raises NotFound if there is no store, Locked while another
     process writes, and Incompatible if an interrupted addition waits or keys were not kept.
     """
+    check_path("store", path, "the folder of a datastore")
     path = Path(path)
     rolled_back_addition = False
     if purge:

@@ -24,7 +24,7 @@ from jaxtyping import Float32
 from memlm.base.counted import counted
 from memlm.base.files import storage
 from memlm.base.lists import items_of
-from memlm.errors import Corrupt, InvalidInput, Locked
+from memlm.errors import Corrupt, InvalidInput, Locked, check_path
 from memlm.index.factory import FLAT
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.journal import forget_done
@@ -92,6 +92,7 @@ class Datastore:
         Raises NotFound if there is none or only an unfinished build, Corrupt for a damaged file, and Incompatible for
         another version of the format.
         """
+        check_path("store", path, "the folder of a datastore")
         path = Path(path)
         return cls(_retry_if_superseded(path, lambda manifest, read: Snapshot(path, manifest, read=read)))
 

@@ -90,15 +90,12 @@ class StoreWriter:
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
         self.checkpoint()
 
-    @classmethod
-    def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
-        """Starts a store, or resumes the interrupted build of a store with the same spec.
-
-        Raises AlreadyExists if the path has a store or anything else, Corrupt for a store that has lost its `CURRENT`,
-        Incompatible if the interrupted build differs, and Locked while another process writes.
+    @staticmethod
+    def check_new(path: str | Path) -> None:
+        """Raises AlreadyExists if a path has a store, or anything else than an interrupted build. Raises Corrupt for a
+        store that has lost its `CURRENT`.
         """
         path = Path(path)
-        resolve_index(spec.index, 0, spec.dim)
         if (path / CURRENT).exists():
             manifest = read_manifest(path)
             unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
@@ -113,6 +110,17 @@ class StoreWriter:
                 f"{path} has no {CURRENT}, but {lost} of a datastore, which a build would remove; `memlm index verify"
                 f" {path} --repair` makes it whole again, or choose another folder"
             )
+
+    @classmethod
+    def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
+        """Starts a store, or resumes the interrupted build of a store with the same spec.
+
+        Raises AlreadyExists if the path has a store or anything else, Corrupt for a store that has lost its `CURRENT`,
+        Incompatible if the interrupted build differs, and Locked while another process writes.
+        """
+        path = Path(path)
+        resolve_index(spec.index, 0, spec.dim)
+        cls.check_new(path)
         with storage(path.parent):
             make_folder(path / SEGMENTS)
         return cls._holding(path, spec, BUILD)

@@ -20,7 +20,7 @@ from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
 from memlm.base.options import option, parse_bytes
 from memlm.base.storable import check_document
-from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.errors import InvalidInput, check_choice, check_kind, check_range
 from memlm.index.factory import check_factory
 from memlm.index.store.filters import DocumentFilter
 
@@ -142,6 +142,7 @@ class SearchRequest(Request[tuple[Neighbor, ...]]):
     where: tuple[str, ...] = field(default=(), metadata=WHERE_OPTION)
 
     def __post_init__(self) -> None:
+        check_kind("text", self.text, str, "a text")
         RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe)
         check_choice("by", self.by, SearchBy)
         object.__setattr__(self, "by", SearchBy(self.by))

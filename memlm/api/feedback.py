@@ -15,7 +15,7 @@ from memlm.api.chat import ChatRequest, Message
 from memlm.api.datastores import RememberRequest, SearchRequest, text_id
 from memlm.api.generation import Neighbor
 from memlm.base.phrases import words_of
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_kind
 
 FOLDER = "feedback/"  # of the documents' ids, so that other documents of the datastore are not searched
 CANDIDATES = 64  # places where the model was in a similar state; several may be of one question
@@ -28,6 +28,7 @@ def feedback_request(question: str, feedback: str, store: str | None) -> Remembe
     InvalidInput for an empty text.
     """
     for name, text in (("question", question), ("feedback", feedback)):
+        check_kind(name, text, str, "a text")
         if not text.strip():
             raise InvalidInput(f"{name} is empty; give some text", field=name)
     # The state at the end of the question is the key of the line end behind it.

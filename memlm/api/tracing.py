@@ -10,7 +10,7 @@ from memlm.api.datastores import DOCUMENTS_OPTION, WHERE_OPTION, as_filters, doc
 from memlm.api.generation import Neighbor
 from memlm.api.request import Request
 from memlm.base.options import option
-from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.errors import InvalidInput, check_choice, check_kind, check_range
 from memlm.index.store.filters import DocumentFilter
 
 MAX_SPAN_DOCUMENTS, MAX_MIN_TOKENS = 20, 10_000
@@ -83,6 +83,7 @@ class TraceRequest(Request[Trace]):
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
+        check_kind("text", self.text, str, "a text")
         check_range("min_tokens", self.min_tokens, least=2, most=MAX_MIN_TOKENS, whole=True)
         check_range("spans_per_token", self.spans_per_token, above=0, most=1)
         check_range("max_documents", self.max_documents, least=1, most=MAX_SPAN_DOCUMENTS, whole=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memlm.errors import InvalidInput, check_choice
+from memlm.errors import InvalidInput, check_choice, check_kind
 
 AUTO = "auto"
 GGUF = "gguf"  # weights as they lie in a GGUF file
@@ -12,6 +12,7 @@ DTYPE_NAMES = (AUTO, "float32", "bfloat16", "float16", *BITS, GGUF)
 
 def check_device(given: str) -> None:
     """Raises InvalidInput for what names no device. Whether the machine has it, the process that loads finds out."""
+    check_kind("device", given, str, "auto, cpu, cuda, cuda:N or mps")
     kind, _, number = given.partition(":")
     if given not in (AUTO, "cpu", "cuda", "mps") and not (kind == "cuda" and number.isdecimal()):
         raise InvalidInput(f"device is {given!r}; expected auto, cpu, cuda, cuda:N or mps", field="device")

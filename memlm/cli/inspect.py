@@ -36,6 +36,8 @@ def inspect(
     json: options.Json = False,
 ) -> None:
     """Find heads that copy, look back and retrieve, their circuits, and layers for kNN attention."""
+    if out_file is not None and not out_file.parent.is_dir():
+        raise InvalidInput(f"{out_file} is in a folder that is not there; make it, or give another file", field="out")
     read = None if text is None and file is None else options.read_prompt(text, file)
     with ConsoleProgress() as progress:
         progress(LOADING, 0, 1)

@@ -16,7 +16,7 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from memlm.client.resume import Tls
-from memlm.errors import InvalidInput, Unavailable
+from memlm.errors import InvalidInput, Unavailable, check_kind
 from memlm.wire import codec
 from memlm.wire.limits import KEEPALIVE_S
 from memlm.wire.status import error_of
@@ -53,6 +53,12 @@ def channel_options(target: str, max_message_bytes: int) -> list[tuple[str, Any]
 
 def channel_to(kind: Any, target: str, max_message_bytes: int, tls: Tls | None) -> Any:
     """Opens a channel of a kind (`grpc`, `grpc.aio`). Raises InvalidInput if a file of `tls` cannot be read."""
+    check_kind("target", target, str, "HOST:PORT, as localhost:50051")
+    if "://" in target and target.partition("://")[0] in ("http", "https", "grpc"):
+        raise InvalidInput(
+            f"target is {target!r}; expected HOST:PORT, as localhost:50051: the gRPC port, without a scheme",
+            field="target",
+        )
     options = channel_options(target, max_message_bytes)
     if tls is None:
         return kind.insecure_channel(target, options=options)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from memlm.data.tokenizer import Tokenizer
@@ -26,6 +26,14 @@ def logits_of(checkpoint: Checkpoint, ids: Sequence[int]) -> Float[Tensor, "T V"
     with torch.inference_mode():
         hidden_BTD, _ = decoder(torch.tensor([list(ids)]))
         return decoder.logits(hidden_BTD)[0].float()
+
+
+def keys_of(checkpoint: Checkpoint, ids: Sequence[int]) -> Float32[np.ndarray, "T D"]:
+    """The key after each token, by which datastores are searched. Raises InvalidInput for ids that do not fit."""
+    _check(checkpoint, ids)
+    with torch.inference_mode():
+        keys_TD: np.ndarray = checkpoint.decoder.keys(torch.tensor([list(ids)]))[0].float().cpu().numpy()
+    return keys_TD
 
 
 def split_ids(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -31,6 +31,7 @@ from memlm.errors import (
     MemlmError,
     NotFound,
     Unavailable,
+    check_kind,
 )
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import Pointer, StoreSpec, read_pointer
@@ -354,6 +355,7 @@ class LoadedStores:
 
     def _find(self, name: str | None) -> LoadedStore:
         names = ", ".join(self._stores) or "none"
+        check_kind("store", name, (str, type(None)), f"the name of a datastore; loaded: {names}")
         if name is not None and name not in self._stores:
             raise NotFound(f"no datastore {name!r} is loaded; loaded: {names}", kind="datastore", name=name)
         if name is None and len(self._stores) != 1:

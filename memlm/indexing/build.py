@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from dataclasses import replace as replaced
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from memlm.api.datastores import CHECKS
 from memlm.base.progress import LOADING, Progress, silent
-from memlm.data.corpus import Corpus, Document, corpus_of
+from memlm.data.corpus import Corpus, Document, Texts, corpus_of
 from memlm.data.windows import Window, WindowSize, blocks_of
-from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.errors import InvalidInput, check_choice, check_path, check_range
 from memlm.index.factory import NO_INDEX
 from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
 from memlm.index.store.compaction import CompactionResult, compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.manifest import JOURNAL, StoreSpec
+from memlm.index.store.manifest import JOURNAL, StoreSpec, read_manifest
 from memlm.index.store.writer import StoreWriter
 from memlm.indexing.checks import run_checks
 from memlm.indexing.encoding import BlockEncoder, LocalEncoder
@@ -83,7 +83,7 @@ class BuildReport:
 
 def build_index(
     model: str | Path | Checkpoint,
-    corpus: Corpus | Sequence[str | Path | Document],
+    corpus: Texts,
     out: str | Path,
     *,
     index: str = "auto",
@@ -119,7 +119,8 @@ def build_index(
     Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it, and
     InvalidInput for an option of keys beside an index of "none".
     """
-    checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
+    check_path("out", out, "a new folder")
+    corpus = corpus_of(corpus)
     check_prune(prune)
     check_choice("check", check, CHECKS)
     check_range("target", target, above=0, most=1)
@@ -128,6 +129,9 @@ def build_index(
             target=target, max_ram_bytes=max_ram_bytes, keep_keys=None if keep_keys else False, prune=prune,
             window=window, stride=stride, encoder=encoder,
         )  # fmt: skip
+    resolve_index(index, 0, 1)
+    StoreWriter.check_new(out)
+    checkpoint = _loaded(model, dtype, device, progress)
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
         dim=0 if index == NO_INDEX else checkpoint.decoder.config.dim,
@@ -145,7 +149,6 @@ def build_index(
         prune=prune,
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was checked when it began
-        resolve_index(index, 0, 1)
         estimate = estimate_build(checkpoint, corpus, out, index=index, size=size, measure=False)
         estimate.check(out)
         if max_ram_bytes is not None and index == "auto":
@@ -156,7 +159,7 @@ def build_index(
 
 def add_to_index(
     model: str | Path | Checkpoint,
-    corpus: Corpus | Sequence[str | Path | Document],
+    corpus: Texts,
     store: str | Path,
     *,
     replace: bool = False,
@@ -174,7 +177,9 @@ def add_to_index(
     store of another model.
     """
     check_choice("check", check, CHECKS)
-    checkpoint, corpus = _loaded(model, dtype, device, progress), corpus_of(corpus)
+    corpus = corpus_of(corpus)
+    read_manifest(Path(store))
+    checkpoint = _loaded(model, dtype, device, progress)
     with Datastore.open(store) as existing:
         ModelStore(existing, checkpoint)
         spec = existing.manifest.spec

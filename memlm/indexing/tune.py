@@ -18,7 +18,7 @@ import numpy as np
 
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Texts, corpus_of
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput, check_range
 from memlm.index.neighbors import Neighbors
@@ -95,7 +95,7 @@ class TuneReport:
 def tune(
     model: str | Path | Checkpoint,
     store: str | Path,
-    texts: Corpus,
+    texts: Texts,
     *,
     max_tokens: int = 50_000,
     largest_k: int = LARGEST_K,
@@ -114,6 +114,7 @@ def tune(
     a token and for a store without entries, and Incompatible for one without keys.
     """
     check_range("keep_gain", keep_gain, above=0, most=1)
+    texts = corpus_of(texts)
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     with Datastore.open(store) as datastore:
         model_store = ModelStore(datastore, checkpoint)

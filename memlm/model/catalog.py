@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from memlm.errors import NotFound
+from memlm.errors import NotFound, check_path
 from memlm.model.gguf import is_gguf
 
 
@@ -57,6 +57,7 @@ def find_model(model: str | Path) -> Path:
 
     Raises NotFound where there is no such repository within reach. A path may be of nothing.
     """
+    check_path("model", model, "a folder, a GGUF file, a hub id or a Checkpoint, as the checkpoint of a LanguageModel")
     folder = Path(model)
     if not folder.exists() and str(model) in MODELS:
         return MODELS[str(model)].require()

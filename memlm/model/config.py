@@ -228,6 +228,7 @@ class ModelConfig:
                 "the model has a memory, which reads texts of any length; leave attention_window out",
                 field="attention_window",
             )
+        check_range("attention_window", window, whole=True)
         if not 1 <= window <= most:
             raise InvalidInput(
                 f"attention_window is {window}; expected 1 to {most:,}: the model's context of {self.context_length:,},"

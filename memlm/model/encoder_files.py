@@ -22,7 +22,7 @@ from memlm.base.files import write_atomic
 from memlm.base.texts import read_text
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.data.tokenizer import json_of
-from memlm.errors import Corrupt, Incompatible
+from memlm.errors import Corrupt, Incompatible, check_path
 from memlm.model.checkpoint import (
     CONFIG_FILE,
     Undrawn,
@@ -108,6 +108,7 @@ def load_encoder(
     are means over all places that the model has. `dtype` and `device` are those of `load_checkpoint`. Raises NotFound
     if there is no model, Incompatible for one of another kind, Corrupt for files that do not belong together.
     """
+    check_path("passage_encoder", folder, "the folder of a BERT encoder")
     path = Path(folder)
     given, marks = read_config_file(path), marks_of(path)
     config, family = read_config(given, ENCODERS), family_of(given, ENCODERS)

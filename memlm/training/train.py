@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from memlm.base.progress import Progress, silent
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Texts, corpus_of
 from memlm.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound
+from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound, check_path
 from memlm.model import Decoder, ModelConfig
 from memlm.model.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
 from memlm.model.adapters import Adapter, new_adapter, parse_adapter
@@ -54,11 +54,11 @@ class TrainReport:
 
 
 def train(
-    corpus: Corpus,
+    corpus: Texts,
     out: str | Path,
     config: TrainConfig = PRESETS["tiny"],
     *,
-    valid: Corpus | None = None,
+    valid: Texts | None = None,
     tokenizer: Tokenizer | None = None,
     init_from: str | Path | None = None,
     resume: bool = False,
@@ -74,6 +74,8 @@ def train(
     window and for settings that contradict each other. Each path of the corpus is a domain of a model with experts for
     them.
     """
+    check_path("out", out, "a new folder")
+    corpus, valid = corpus_of(corpus), None if valid is None else corpus_of(valid)
     out, work = Path(out), Path(out) / "training"
     group = ProcessGroup.join(device_of(config))
     if resume:

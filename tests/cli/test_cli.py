@@ -134,6 +134,37 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         assert says in err, words
 
 
+def test_what_needs_no_model_is_checked_before_one_is_loaded(
+    capsys, monkeypatch, model_folder, store_folder, corpus_folder, tmp_path
+):
+    empty, nowhere = tmp_path / "empty", tmp_path / "nowhere"
+    empty.mkdir()
+    (tmp_path / "broken.jsonl").write_text('{"text": 5}\n')
+    monkeypatch.setattr("memlm.model.checkpoint.read_config_file", lambda folder: pytest.fail("a model was loaded"))
+    for words, says in (
+        (["index", "build", corpus_folder, "--out", store_folder], "index add"),
+        (["index", "build", empty, "--out", tmp_path / "s"], "no text was found"),
+        (["index", "build", empty, "--out", tmp_path / "s", "--dry-run"], "no text was found"),
+        (["index", "add", store_folder, empty], "no text was found"),
+        (["index", "add", nowhere, corpus_folder], "memlm index build"),
+        (["index", "tune", store_folder, empty], "no text was found"),
+        (["index", "tune", nowhere, corpus_folder], "memlm index build"),
+        (["index", "spalm", nowhere, corpus_folder], "memlm index build"),
+        (["index", "search", nowhere, "x"], "memlm index build"),
+        (["tune-context", empty], "no text was found"),
+        (["calibrate", empty], "no text was found"),
+        (["eval", empty], "no text was found"),
+        (["eval", tmp_path / "broken.jsonl"], "no text was found"),
+        (["eval", corpus_folder, "--store", nowhere], "memlm index build"),
+        (["generate", "x", "--store", nowhere], "memlm index build"),
+    ):
+        code, _, err = memlm(capsys, *words, "--model", model_folder)
+        assert code == 1, words
+        assert says in err, words
+    code, _, err = memlm(capsys, "inspect", model_folder, "--out", nowhere / "report.html")
+    assert (code, "is in a folder that is not there" in err) == (1, True)
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(capsys, model_folder):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

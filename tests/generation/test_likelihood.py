@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from other_families import save_as_others_do
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from memlm.api.scoring import MAX_SCORE_ALTERNATIVES
 from memlm.errors import InvalidInput
+from memlm.index.store.datastore import Datastore
 from memlm.language_model import LanguageModel, load
 
 CONTEXT = "the memory of a"
@@ -109,6 +111,23 @@ def test_logits_are_those_of_the_model_read_plainly(lm, checkpoint):
     for wrong, says in (([300], "outside the vocabulary"), ([], "no token ids"), ([1] * 60, "shorten the prompt")):
         with pytest.raises(InvalidInput, match=says):
             lm.logits(wrong)
+
+
+def test_keys_are_those_of_the_stored_documents(lm, store_folder, corpus_folder):
+    text = (corpus_folder / "doc-7.txt").read_text()[:32]
+    ids = lm.tokenize(text)
+    keys_TD = lm.keys(text)
+    assert keys_TD.shape == (len(ids) + 1, lm.info.dim)
+    assert np.array_equal(keys_TD, lm.keys([lm.tokenizer.start_id, *ids]))
+    with Datastore.open(store_folder) as store:
+        found = store.search(keys_TD[:-1], 4)  # all positions at once
+        assert found.distances_QK[:, 0] == pytest.approx(0, abs=1e-2)
+        assert (found.values_QK == np.array(ids)[:, None])[1:].any(axis=1).all()  # 8 documents begin alike
+        nearest = lm.search(None, text, k=1)[0]
+        assert store.search(keys_TD[-1:], 1).distances_QK[0, 0] == pytest.approx(nearest.distance, abs=1e-2)
+    for wrong, says in (([300], "outside the vocabulary"), ([], "no token ids"), ([1] * 60, "shorten the prompt")):
+        with pytest.raises(InvalidInput, match=says):
+            lm.keys(wrong)
 
 
 def test_logits_equal_those_of_transformers(tmp_path, tokenizer):

@@ -517,7 +517,7 @@ def test_documents_in_memory_are_built_and_added_as_files_are(model_folder, corp
     (expected,) = [np.load(path) for path in (tmp_path / "files" / "segments").glob("*/keys.npy")]
     assert np.array_equal(np.concatenate(stored), expected)
     with pytest.raises(InvalidInput, match="expected files, folders or documents in a list"):
-        build_index(model_folder, str(corpus_folder), tmp_path / "other")
+        Corpus(str(corpus_folder))
 
 
 def test_a_store_inside_its_corpus_holds_what_one_outside_holds(model_folder, corpus_folder, tmp_path):
