@@ -106,7 +106,7 @@ def probability_by_document(tokens: Iterable[Token]) -> Counter[str]:
     for token in tokens:
         agreeing = [neighbor for neighbor in token.neighbors if neighbor.token_id == token.id]
         total = sum(neighbor.weight for neighbor in agreeing)
-        for neighbor in agreeing:
+        for neighbor in agreeing if total else ():  # weights of distant neighbors underflow to 0
             probability[neighbor.document_id] += token.knn_share * neighbor.weight / total  # type: ignore[assignment]
     return probability
 

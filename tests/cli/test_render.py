@@ -58,6 +58,12 @@ def test_a_terminal_that_says_it_is_light_gets_shades_that_grow_darker(monkeypat
     assert (light, render.shade_of(0.95)) == (render.ON_LIGHT[-1], render.ON_DARK[-1])
 
 
+def test_neighbors_whose_weights_underflow_give_nothing():
+    distant = Token(7, "a", b"a", 0.0, 0.0, -math.inf, lam=1.0, neighbors=(neighbor("far.md", 7, 0.0),))
+    assert not render.probability_by_document([distant])
+    assert [line.plain for line in render.source_lines([distant], width=80, details=True)][-1].split()[-1] == "100%"
+
+
 def test_a_pipe_gets_the_text_alone():
     assert printed() == "one two\nx\\x1b[2J\n\n\n"
 
