@@ -14,12 +14,12 @@ with tempfile.TemporaryDirectory() as folder:
     memlm.build_index(model, NOTES, store)
     with memlm.load(model, stores=[store]) as lm:
         messages = [{"role": "user", "content": "What is the Quillon 40?"}]
-        answer = lm.chat(messages, max_tokens=40, temperature=0, lam=0.5).result()
+        answer = lm.chat(messages, max_tokens=40, temperature=0).result()
         print(answer.text)
         messages += [
             {"role": "assistant", "content": answer.text},
             {"role": "user", "content": "Who would buy one?"},
         ]
-        for token in lm.chat(messages, max_tokens=40, temperature=0, lam=0.5):
+        for token in lm.chat(messages, max_tokens=40, temperature=0):
             print(token.text, end="", flush=True)
         print()

@@ -71,6 +71,14 @@ def test_the_container_serves_at_the_ports_that_it_exposes_and_asks_itself_for_i
     assert user != "0"
 
 
+def test_the_container_has_the_torch_of_processors_unless_another_index_is_given() -> None:
+    building = CONTAINERFILE.split("FROM")[1]
+    index = re.search(r"^ARG TORCH_INDEX=(\S+)$", building, re.MULTILINE)[1]
+    assert index == "https://download.pytorch.org/whl/cpu"
+    assert '--extra-index-url "$TORCH_INDEX"' in building
+    assert COMPOSE["services"]["memlm"]["build"]["args"] == {"TORCH_INDEX": f"${{TORCH_INDEX:-{index}}}"}
+
+
 def test_the_container_gets_the_files_that_the_package_is_built_from_and_no_others() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     rules = (ROOT / ".dockerignore").read_text().split()
