@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from secrets import token_hex
+from shlex import quote
 from typing import Any, TypeVar
 
 from memlm.base.files import checksum_of, read_signed, remove, sign, write_atomic
@@ -415,6 +416,6 @@ def _way_back(path: Path) -> str:
             manifest = _decode(file.read_bytes(), file)
             return (
                 f"its newest sound manifest is {manifest.name}: copy {CURRENT} from where the folder came from, or run"
-                f" `memlm index verify {path} --repair`, which makes that manifest count"
+                f" `memlm index verify {quote(str(path))} --repair`, which makes that manifest count"
             )
     return RESTORE

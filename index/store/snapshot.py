@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import numpy as np
@@ -425,7 +426,7 @@ class Snapshot:
             return found
         pending = (
             f"; documents that are being added to it cannot be deleted yet: finish the same `memlm index add`, or give"
-            f" it up with `memlm index compact {self.path} --purge`"
+            f" it up with `memlm index compact {quote(str(self.path))} --purge`"
         ) * is_being_extended(self.path)
         raise NotFound(
             f"no document {document_id!r} in {self.path}; nothing was changed{pending}",

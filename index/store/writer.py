@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Any
 
@@ -99,7 +100,8 @@ class StoreWriter:
         if (path / CURRENT).exists():
             manifest = read_manifest(path)
             unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
-            hint = f"; its index was not measured: `memlm index verify {path} --model MODEL` does it" * unmeasured
+            verify = f"`memlm index verify {quote(str(path))} --model MODEL`"
+            hint = f"; its index was not measured: {verify} does it" * unmeasured
             raise AlreadyExists(
                 f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{hint}"
             )
@@ -108,7 +110,7 @@ class StoreWriter:
         if lost := lost_store(path):
             raise Corrupt(
                 f"{path} has no {CURRENT}, but {lost} of a datastore, which a build would remove; `memlm index verify"
-                f" {path} --repair` makes it whole again, or choose another folder"
+                f" {quote(str(path))} --repair` makes it whole again, or choose another folder"
             )
 
     @classmethod
@@ -284,7 +286,7 @@ class StoreWriter:
         if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
             raise Incompatible(
                 f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
-                f" or give it up with `memlm index compact {self.path} --purge`"
+                f" or give it up with `memlm index compact {quote(str(self.path))} --purge`"
             )
         for file in self.path.glob(f"{JOURNAL}.*tmp"):
             remove(file)

@@ -14,6 +14,7 @@ import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -217,11 +218,11 @@ def _print_summary(folder: Path, model: Path, report: DemoReport) -> None:
     print_commands(
         "The same with your own files:",
         [
-            f"memlm index build docs/ --model {model} --out my-docs --index none",
-            f"memlm answer 'QUESTION' --model {model} --store my-docs",
-            f"memlm index build docs/ --model {model} --out my-store",
-            f"memlm generate 'To install, run' --model {model} --store my-store --show-sources",
-            f"memlm serve --model {model} --store my-store",
+            f"memlm index build docs/ --model {quote(str(model))} --out my-docs --index none",
+            f"memlm answer 'QUESTION' --model {quote(str(model))} --store my-docs",
+            f"memlm index build docs/ --model {quote(str(model))} --out my-store",
+            f"memlm generate 'To install, run' --model {quote(str(model))} --store my-store --show-sources",
+            f"memlm serve --model {quote(str(model))} --store my-store",
         ],
     )
     out.print(f"\nThe texts and the datastore are in {folder}.", markup=False)

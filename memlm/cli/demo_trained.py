@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -135,7 +136,7 @@ def _print_summary(folder: Path, report: DemoReport) -> None:
     )
     facts.add_row("total time", f"{report.seconds:.0f} s")
     out.print(facts)
-    t, m, s = folder / "texts", folder / "model", folder / "store"
+    t, m, s = (quote(str(folder / name)) for name in ("texts", "model", "store"))
     print_commands(
         "Each step by hand:",
         [

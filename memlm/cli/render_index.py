@@ -158,7 +158,9 @@ def print_build(report: Any, *, json: bool) -> None:
     elif report.check == "none":
         done = "checked or tuned" if report.untuned else "checked"
         out.print(
-            one_line(f"nothing was {done} (--check none); memlm index verify {report.path} --model MODEL does it"),
+            one_line(
+                f"nothing was {done} (--check none); memlm index verify {quote(str(report.path))} --model MODEL does it"
+            ),
             markup=False,
         )
     elif quality is None and not report.keeps_keys:
@@ -194,15 +196,15 @@ def print_build(report: Any, *, json: bool) -> None:
         err.print(
             one_line(
                 f"the checks were cut after {report.check_seconds:.0f} s, so their results depend on the load of the"
-                f" machine; memlm index tune {report.path} HELDOUT --model MODEL sets the defaults anew"
+                f" machine; memlm index tune {quote(str(report.path))} HELDOUT --model MODEL sets the defaults anew"
             ),
             markup=False,
         )
     elif report.untuned and report.check != "none":
         out.print(
             one_line(
-                f"not tuned, because {report.untuned}; memlm index tune {report.path} HELDOUT --model MODEL sets the"
-                " defaults with held-out text"
+                f"not tuned, because {report.untuned}; memlm index tune {quote(str(report.path))} HELDOUT --model MODEL"
+                " sets the defaults with held-out text"
             ),
             markup=False,
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -168,12 +169,12 @@ def split_store(
         return
     if cut:
         out.print(
-            f"{cut} segment{'s were' if cut > 1 else ' was'} cut and indexed anew; `memlm index verify {store} --model"
-            " MODEL` measures the new indexes",
+            f"{cut} segment{'s were' if cut > 1 else ' was'} cut and indexed anew; `memlm index verify"
+            f" {quote(str(store))} --model MODEL` measures the new indexes",
             markup=False,
         )
     shown = table("shard", "segments", "entries", "bytes")
     for row in rows:
         shown.add_row(str(row["shard"]), str(row["segments"]), f"{row['entries']:,}", f"{row['bytes']:,}")
     print_table(shown)
-    out.print(f"Start each: memlm shard {store} --shard 1/{shards} --listen HOST:PORT", markup=False)
+    out.print(f"Start each: memlm shard {quote(str(store))} --shard 1/{shards} --listen HOST:PORT", markup=False)

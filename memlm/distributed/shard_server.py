@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import grpc
@@ -69,7 +70,7 @@ class ShardSegments:
             raise Incompatible(f"{self.path} has no keys, and a shard searches keys; serve it without shards")
         if not self._manifest.store_id:
             raise Incompatible(
-                f"{self.path} is of an early version of memlm; `memlm index compact {self.path}` renews it"
+                f"{self.path} is of an early version of memlm; `memlm index compact {quote(str(self.path))}` renews it"
             )
         self._refresh()
 

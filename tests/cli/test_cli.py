@@ -14,6 +14,7 @@ import sys
 import time
 from importlib.metadata import distributions, version
 from pathlib import Path
+from shlex import quote
 from types import SimpleNamespace
 
 import pytest
@@ -273,7 +274,7 @@ def test_a_store_without_current_is_repaired_as_its_error_says(capsys, own_store
     for command in (["info", own_store], ["build", corpus_folder, "--model", model_folder, "--out", own_store]):
         code, _, err = memlm(capsys, "index", *command)
         assert code == 1
-        assert f"memlm index verify {own_store} --repair" in " ".join(err.split())
+        assert f"memlm index verify {quote(str(own_store))} --repair" in " ".join(err.split())
     code, out, _ = memlm(capsys, "index", "verify", own_store, "--repair")
     assert code == 0
     assert "CURRENT was restored" in out
@@ -291,9 +292,10 @@ def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
         patched.setattr("memlm.indexing.build.run_checks", interrupted)
         code, _, problem = memlm(capsys, *build, "--index", "IVF16,SQfp16")
     assert code == 130
-    assert f"is committed; what was left of its checks is done by: memlm index verify {tmp_path / 's'}" in problem
+    by_hand = f"memlm index verify {quote(str(tmp_path / 's'))} --model"
+    assert f"is committed; what was left of its checks is done by: {by_hand}" in problem
     verify = ["index", "verify", tmp_path / "s", "--model", model_folder]
-    assert f"memlm index verify {tmp_path / 's'} --model" in memlm(capsys, *build)[2]
+    assert by_hand in memlm(capsys, *build)[2]
     for finished in (True, False):
         code, printed, problem = memlm(capsys, *verify, "--json")
         assert code == 0, problem
@@ -304,13 +306,14 @@ def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
 
 
 def test_a_build_without_checks_says_so(capsys, model_folder, corpus_folder, tmp_path):
-    build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--check", "none"]
+    store = tmp_path / "my store"
+    build = ["index", "build", corpus_folder, "--model", model_folder, "--out", store, "--check", "none"]
     code, printed, problem = memlm(capsys, *build)
     assert code == 0, problem
-    assert f"nothing was checked or tuned (--check none); memlm index verify {tmp_path / 's'} --model" in printed
+    assert f"nothing was checked or tuned (--check none); memlm index verify '{store}' --model" in printed
     assert "positions read again" not in printed
-    assert memlm(capsys, "index", "verify", tmp_path / "s", "--model", model_folder)[0] == 0
-    facts = json.loads(memlm(capsys, "index", "info", tmp_path / "s", "--json")[1])
+    assert memlm(capsys, "index", "verify", store, "--model", model_folder)[0] == 0
+    facts = json.loads(memlm(capsys, "index", "info", store, "--json")[1])
     assert facts["quality"]["recall"] == 1
     assert facts["tuned_on"].startswith("its own documents")
     code, _, problem = memlm(capsys, *build[:-1], "some")
@@ -573,7 +576,7 @@ def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, 
     assert process.returncode == 130
     assert "Traceback" not in err
     assert re.search(r"interrupted; [\d,]+ entries of s are on disk; the same command goes on from there: memlm ", err)
-    assert f"index build texts --model {model_folder} --out s" in err
+    assert f"index build texts --model {quote(str(model_folder))} --out s" in err
     assert not (tmp_path / "s" / "CURRENT").exists()
     done = subprocess.run([*command, "--json"], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert json.loads(done.stdout)["resumed_entries"] > 0

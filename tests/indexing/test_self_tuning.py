@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -103,10 +104,11 @@ def _defaults(path):
 def test_a_slow_model_gives_the_same_defaults_or_the_report_says_that_checks_were_cut(
     model_folder, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr("memlm.indexing.checks.QUICK_S", 600.0)  # beside busy processes too
     texts = [Document(str(number), make_text(number, 150)) for number in range(6)]
     fast = build_index(load_checkpoint(model_folder), texts, tmp_path / "fast")
     slow_checkpoint = load_checkpoint(model_folder)
-    slow_checkpoint.decoder.register_forward_pre_hook(lambda module, inputs: time.sleep(0.2))
+    slow_checkpoint.decoder.register_forward_pre_hook(lambda module, inputs: time.sleep(0.02))
     slow = build_index(slow_checkpoint, texts, tmp_path / "slow")
     assert _defaults(slow.path) == _defaults(fast.path)
     assert (fast.check_was_cut, slow.check_was_cut) == (False, False)
@@ -205,7 +207,7 @@ def test_a_report_says_why_a_store_was_not_tuned_and_what_tunes_it(checkpoint, t
     )
     small = build_index(checkpoint, note, tmp_path / "small")
     assert (small.tuning, _defaults(small.path).tuned_on) == (None, None)
-    command = f"memlm index tune {small.path} HELDOUT --model MODEL sets the defaults with held-out text"
+    command = f"memlm index tune {quote(str(small.path))} HELDOUT --model MODEL sets the defaults with held-out text"
     end = f"The datastore is in {small.path}."
     assert last_lines(small) == f", because its documents are too few or too short; {command} {end}"
     added = add_to_index(checkpoint, [Document("more", "text")], small.path)
