@@ -137,12 +137,18 @@ def _byte_level(metadata: Mapping[str, Any], vocabulary: _Vocabulary, name: str)
     cutting = CUTTINGS.get(pattern)
     if cutting is None:
         raise Incompatible(f"{name} cuts text in the way {pattern!r}; this version knows {', '.join(CUTTINGS)}")
-    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    merges = [_pair(merge) for merge in metadata.get("tokenizer.ggml.merges", [])]
     backend = tokenizers.Tokenizer(BPE(vocabulary.ids, merges, ignore_merges=cutting.takes_whole_words))
     if cutting.composes:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer, backend.decoder = cutting.pre_tokenizer, decoders.ByteLevel()
     return backend, cutting.begins_with_start
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The tokens of a merge. A raw space may begin the first, and the second may have some."""
+    rest, _, right = merge[1:].partition(" ")
+    return merge[:1] + rest, right
 
 
 def _sentencepiece(

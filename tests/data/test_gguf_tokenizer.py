@@ -177,9 +177,11 @@ def test_other_names_of_a_rule_cut_as_it_does(byte_level, lines, alias, name):
 
 
 def test_tokens_outside_the_byte_alphabet_are_their_own_text(byte_level):
-    tokens = [*byte_level["tokenizer.ggml.tokens"], "  ", "Ġ é日", "Ġé"]
+    tokens = [*byte_level["tokenizer.ggml.tokens"], " ", "  ", "Ġ é日", "Ġé"]
     kinds = np.array([1] * (len(tokens) - 2) + [5, 1], np.int32)
-    tokenizer = tokenizer_of(byte_level | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}, "f")
+    merges = [*byte_level["tokenizer.ggml.merges"], "   "]  # two tokens of one space, with one between them
+    changed = {"tokens": tokens, "token_type": kinds, "merges": merges}
+    tokenizer = tokenizer_of(byte_level | {f"tokenizer.ggml.{key}": value for key, value in changed.items()}, "f")
     assert tokenizer.token_bytes[-3:] == (b"  ", "Ġ é日".encode(), b" \xe9")
     assert tokenizer.decode(tokenizer.encode("a  b")) == "a  b"
 
