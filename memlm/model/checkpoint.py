@@ -148,8 +148,8 @@ def load_checkpoint(
     files: WeightFiles | GgufFile
     family: Family | None = None
     if is_gguf(path):
-        path = files_of(path)[0]  # whichever part was given, the model has one name
         files = GgufFile(path)
+        path = files.path  # of the first part, whichever was given
         marks = marks_of(path)
         config, family = config_of(files), architecture_of(files)
         tokenizer = tokenizer_of(files.metadata, str(path))

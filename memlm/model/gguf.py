@@ -124,8 +124,9 @@ class Header:
 class GgufFile:
     """An open GGUF file: `metadata` by key and `tensors` by name. Its tensors stay on the disk until they are read.
 
-    Of a file that was split into parts, any part opens all. Raises NotFound for no file or a missing part, Corrupt for
-    a damaged one, Incompatible for a version, an architecture or a block format that this version does not read.
+    Of a file that was split into parts, any part opens all, and `path` is the first. Raises NotFound for no file or a
+    missing part, Corrupt for a damaged one, Incompatible for a version, an architecture or a block format that this
+    version does not read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -222,6 +223,7 @@ class GgufFile:
             raise Corrupt(
                 f"the parts of {self.path} have {len(self.tensors)} tensors, not {total}; fetch the files again"
             )
+        self.path = paths[0]
 
     def _read(self, path: Path) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         """The metadata and the tensors of one file."""
