@@ -206,9 +206,11 @@ class ChatShell:
 
 
 def piped_lines(*, echo: bool) -> Iterator[str]:
-    """The lines of standard input, with U+FFFD where they are not UTF-8. With `echo`, they stand before the answers."""
-    for data in sys.stdin.buffer:
-        line = data.decode(errors="replace")
+    """The lines of standard input without its byte order mark, with U+FFFD where they are not UTF-8. With `echo`, they
+    stand before the answers.
+    """
+    for number, data in enumerate(sys.stdin.buffer):
+        line = data.decode("utf-8" if number else "utf-8-sig", errors="replace")
         if echo and line.strip():
             out.print(PROMPT + one_line(line.strip()), style="dim", markup=False)
         yield line

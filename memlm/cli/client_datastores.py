@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,7 +136,7 @@ def remember(
 ) -> None:
     """Add a text at once. Answers use it when the command ends."""
     metadata = parse_fields(where) if where else None
-    text = sys.stdin.read() if text == "-" else text
+    text = options.read_text(Path("-")) if text == "-" else text
     with client_of(target, timeout) as client:
         report = client.datastores.remember(
             name, text, document_id=document_id, title=title, metadata=metadata, replace=replace

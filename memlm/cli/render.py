@@ -18,6 +18,7 @@ from rich.text import Text
 from memlm.api.generation import Neighbor, Token, Usage
 from memlm.api.handles import TokenStream
 from memlm.api.passages import AnswerPrompt, Passage
+from memlm.base.counted import counted
 from memlm.base.printable import one_line, printable
 from memlm.cli.console import emit_json, err, out
 
@@ -113,7 +114,7 @@ def probability_by_document(tokens: Iterable[Token]) -> Counter[str]:
 
 def summary(tokens: Sequence[Token], usage: Usage | None) -> str:
     """One line: number of tokens, speed, what came of drafts, and the share of p_kNN where it was retrieved."""
-    parts = [f"{len(tokens):,} token{'s' * (len(tokens) != 1)}"]
+    parts = [counted(len(tokens), "token")]
     if usage is not None and usage.decode_ms > 0 and usage.generated_tokens > 1:
         parts.append(f"{1000 * (usage.generated_tokens - 1) / usage.decode_ms:,.1f} tokens/s")
     if usage is not None and usage.drafts and usage.steps:

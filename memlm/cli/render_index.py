@@ -364,10 +364,9 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
     manifest, defaults, spec = snapshot.manifest, snapshot.defaults, snapshot.manifest.spec
     committed = datetime.fromtimestamp((snapshot.path / manifest.name).stat().st_mtime, UTC).astimezone()
     pruned = f", {snapshot.num_pruned_entries:,} more are pruned" if snapshot.num_pruned_entries else ""
-    deleted = (
-        f", {snapshot.num_deleted_documents:,} deleted ones still take room" if snapshot.num_deleted_documents else ""
-    )
-    segments = f"{len(manifest.segments)} segment{'s' * (len(manifest.segments) != 1)}"
+    gone = snapshot.num_deleted_documents
+    deleted = f", and still {counted(gone, 'deleted document')}" if gone else ""
+    segments = counted(len(manifest.segments), "segment")
     lam = "λ that adapts" if defaults.adaptive is not None else f"λ {defaults.lam:.3g}"
     settings = f"{lam}, k {defaults.k}, temperature {figure(defaults.temperature)} of squared distances"
     if defaults.nprobe is not None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from memlm.base.counted import counted
 from memlm.data.windows import Window
 from memlm.distributed.cluster import connect
 from memlm.errors import Incompatible, InvalidInput, MemlmError, Unavailable
@@ -155,7 +156,7 @@ class RayEncoder:
     def note(self) -> str:
         """How many workers and nodes there are at the moment."""
         workers, nodes = len(self._nodes), len(set(self._nodes.values()))
-        return f"{workers} worker{'s' * (workers != 1)} on {nodes} node{'s' * (nodes != 1)}"
+        return f"{counted(workers, 'worker')} on {counted(nodes, 'node')}"
 
     def skip(self, windows: Sequence[Window]) -> None:
         """Nothing: no window needs an earlier one."""

@@ -1,12 +1,15 @@
 """A byte order mark is no text, and says which encoding a text has, wherever a text comes in."""
 
+import io
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from memlm.api.chat import Message
 from memlm.base.texts import InUtf8, text_of
+from memlm.cli.chat_shell import piped_lines
 from memlm.cli.options import read_text
 from memlm.language_model import load
 from memlm.server.frontend.auth import read_callers
@@ -68,3 +71,8 @@ def test_bodies_tokens_and_prompts_may_begin_with_a_mark(tmp_path: Path, encodin
     (tmp_path / "tokens.toml").write_bytes(f'[[token]]\r\nname = "ann"\r\nsecret = "{secret}"\r\n'.encode(encoding))
     (tmp_path / "tokens.toml").chmod(0o600)
     assert [caller.name for caller in read_callers(tmp_path / "tokens.toml")] == ["ann"]
+
+
+def test_piped_lines_begin_behind_a_mark(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf/help\n\xef\xbb\xbfa\xff\n")))
+    assert [*piped_lines()] == ["/help\n", "\ufeffa\ufffd\n"]
