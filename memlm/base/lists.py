@@ -1,4 +1,4 @@
-"""Lists as callers give them. A text is a sequence of its characters, so it passes for a list wherever nobody looks."""
+"""Lists as callers give them. A text is a sequence of its characters, and passes for a list unless that is checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def items_of(
     """The items of a list, a tuple or another iterable, each of one of the kinds. With `one`, an item alone stands for
     a list of it.
 
-    Raises InvalidInput, naming the argument and what was `expected`, for anything else.
+    Raises InvalidInput, naming the argument and the kind that is `expected`, for anything else.
     """
     if one and isinstance(given, kinds):
         return (given,)

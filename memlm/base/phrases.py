@@ -1,4 +1,4 @@
-"""What a word is, and where the words of a phrase follow each other in a text.
+"""Words of a text, and the places where those of a phrase follow each other.
 
 A word is a run of letters, digits and their marks, without case, in one Unicode form. In scripts that put no spaces
 between words, and in Korean, whose particles are written on to nouns, each letter is a word: so a phrase is found
@@ -84,7 +84,7 @@ def _words(text: str) -> Iterator[_Found]:
 
 @lru_cache(1 << 16)
 def _compared(run: str) -> tuple[tuple[str, bool], ...]:
-    """The words of a run of characters. Mostly it is one. "½" are two, and so is what was written in narrow kana."""
+    """The words of a run of characters. Mostly it is one. "½" are two, and each narrow kana is one."""
     folded = _UNSEEN.sub("", unicodedata.normalize("NFKD", run).casefold()).replace("i\u0307", "i")  # İ, as in İstanbul
     matches = _pattern().finditer(unicodedata.normalize("NFKC", folded))
     return tuple((match.group().translate(_KEPT_SIGNS), match.lastgroup == "letter") for match in matches)

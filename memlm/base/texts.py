@@ -26,9 +26,7 @@ class InUtf8:
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def feed(self, data: bytes, *, final: bool = False) -> bytes:
-        """Takes some bytes, and returns those that they make. Raises UnicodeDecodeError where a text is not what its
-        mark says.
-        """
+        """Takes some bytes, and returns those that they make. Raises UnicodeDecodeError where the mark is wrong."""
         if self._head is not None:
             self._head += data
             if len(self._head) < MARK_BYTES and not final:

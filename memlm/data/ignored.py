@@ -72,9 +72,7 @@ class IgnoreRules:
 
 
 def _lines_of(file: Path) -> list[str]:
-    """The patterns of an ignore file. Raises InvalidInput where it cannot be read whole: what it leaves out may be
-    secret.
-    """
+    """The patterns of an ignore file. Raises InvalidInput where it cannot be read whole: its files may be secret."""
     try:
         with file.open("rb") as stream:
             content = stream.read(MAX_IGNORE_BYTES + 1)
