@@ -313,7 +313,8 @@ class NewDocument:
     def __post_init__(self) -> None:
         if not self.id:
             raise InvalidInput("a document has no id; give each one its own", field="documents.id")
-        if not isinstance(self.text, str) or not (self.continues or self.text.strip()) or "\0" in self.text:
+        text: object = self.text
+        if not isinstance(text, str) or not (self.continues or text.strip()) or "\0" in text:
             raise InvalidInput(f"document {self.id!r} has no text, or a NUL in it", field="documents.text")
         check_document(self.id, self.title, self.metadata)
 

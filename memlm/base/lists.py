@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable
 from pathlib import PurePath
 from types import UnionType
-from typing import Any
+from typing import Any, cast
 
 from memlm.errors import InvalidInput
 
@@ -22,7 +22,7 @@ def items_of(
     if one and isinstance(given, kinds):
         return (given,)
     check_list(name, given, kinds, expected=expected)
-    items = tuple(given)  # type: ignore[arg-type]
+    items = tuple(cast("Iterable[Any]", given))
     for each in items:
         if not isinstance(each, kinds):
             raise InvalidInput(f"{name} holds {reprlib.repr(each)}; expected {expected}", field=name)

@@ -330,7 +330,7 @@ def _check_there(path: Path) -> None:
 def _called_apart(places: Sequence[Path], listings: Sequence[Listing]) -> Listing:
     """Files under names that tell folders apart. A file that was given twice comes once."""
     folders = [place if place.is_dir() else place.parent for place in places if str(place) != STANDARD_INPUT]
-    common = os.path.commonpath([os.path.abspath(folder) for folder in folders or ["."]])
+    common = os.path.commonpath([os.path.abspath(folder) for folder in folders or [PIPED_IN.parent]])
     named = dict[str, Path]()
     for name, path in (each for listing in listings for each in listing):
         within = name if path is PIPED_IN else PurePath(os.path.relpath(os.path.abspath(path), common)).as_posix()
