@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
+from memlm.base.addresses import channel_options_of
 from memlm.client.resume import Tls
 from memlm.errors import InvalidInput, Unavailable, check_kind
 from memlm.wire import codec
@@ -30,10 +31,8 @@ RETRIED = {
     "google.longrunning.Operations": ("GetOperation", "ListOperations", "WaitOperation"),
 }
 
-THIS_MACHINE = re.compile(r"(\w+:/*)?(localhost|127\.[\d.]+|\[::1\])(:\d+)?", re.IGNORECASE)  # a target of gRPC
 
-
-def channel_options(target: str, max_message_bytes: int) -> list[tuple[str, Any]]:
+def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
     """Message limits, retries of read-only calls, and keepalive pings at the rate that the server permits."""
     retries = {"maxAttempts": 4, "initialBackoff": "0.1s", "maxBackoff": "2s", "backoffMultiplier": 2}
     names = [{"service": service, "method": method} for service, methods in RETRIED.items() for method in methods]
@@ -46,20 +45,16 @@ def channel_options(target: str, max_message_bytes: int) -> list[tuple[str, Any]
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 5000),
-        # gRPC takes the proxy of `http_proxy` for this machine too, unless `no_proxy` names it.
-        ("grpc.enable_http_proxy", int(THIS_MACHINE.fullmatch(target) is None)),
     ]
 
 
 def channel_to(kind: Any, target: str, max_message_bytes: int, tls: Tls | None) -> Any:
-    """Opens a channel of a kind (`grpc`, `grpc.aio`). Raises InvalidInput if a file of `tls` cannot be read."""
+    """Opens a channel of a kind (`grpc`, `grpc.aio`). Raises InvalidInput for a target that is none, and if a file of
+    `tls` cannot be read.
+    """
     check_kind("target", target, str, "HOST:PORT, as localhost:50051")
-    if "://" in target and target.partition("://")[0] in ("http", "https", "grpc"):
-        raise InvalidInput(
-            f"target is {target!r}; expected HOST:PORT, as localhost:50051: the gRPC port, without a scheme",
-            field="target",
-        )
-    options = channel_options(target, max_message_bytes)
+    target = address_in(target, has_tls=tls is not None)
+    options = [*channel_options(max_message_bytes), *channel_options_of(target)]
     if tls is None:
         return kind.insecure_channel(target, options=options)
     try:
@@ -67,6 +62,19 @@ def channel_to(kind: Any, target: str, max_message_bytes: int, tls: Tls | None) 
     except OSError as error:
         raise InvalidInput(f"a certificate cannot be read: {error}", field="tls") from error
     return kind.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+
+
+def address_in(target: str, *, has_tls: bool) -> str:
+    """The target without the scheme of a URL. Raises InvalidInput for a URL with a path, or with other TLS."""
+    scheme, is_url, rest = target.partition("://")
+    if not is_url or scheme.lower() not in ("http", "https", "grpc", "grpcs"):
+        return target
+    address = rest.removesuffix("/")
+    if not re.fullmatch(r"[^/?#@]+:\d+", address):
+        raise InvalidInput(f"target is {target!r}; expected HOST:PORT, the port of gRPC", field="target")
+    if scheme.lower() in ("https", "grpcs") and not has_tls:
+        raise InvalidInput(f"target is {target!r}, and no TLS is given; give tls (--tls, or --ca FILE)", field="target")
+    return address
 
 
 def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:

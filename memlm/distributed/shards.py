@@ -20,6 +20,7 @@ import grpc
 import numpy as np
 from jaxtyping import Float32
 
+from memlm.base.addresses import channel_options_of, proxy_advice
 from memlm.base.lists import items_of
 from memlm.base.options import RAY, check_shard
 from memlm.distributed.shard_finder import ShardFinder
@@ -55,7 +56,6 @@ CHANNEL = (
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.enable_retries", 0),  # another replica answers sooner
-    ("grpc.enable_http_proxy", 0),  # that of `http_proxy` leads out of the cluster
     ("grpc.use_local_subchannel_pool", 1),
 )
 TIMEOUT_S, GREETING_S = 5.0, 1.0
@@ -327,7 +327,7 @@ class Shards:
         mine = [(each, of) for each, of in known if of.store_id == store_id]
         if not mine:
             if silent:  # one of them may have the datastore
-                raise Unavailable(f"no shard answers at {', '.join(silent)}")
+                raise Unavailable(f"no shard answers at {', '.join(silent)}{proxy_advice(silent[0])}")
             if store_id not in self._known_stores:
                 self._known_stores.add(store_id)
                 log.warning("no shard is of the datastore with the id %s, which is searched here", store_id)
@@ -345,7 +345,7 @@ class Shards:
         if self._partial and any(replicas and replicas[0].is_ready for replicas in shards):
             return [replicas if replicas and replicas[0].is_ready else [] for replicas in shards]
         if lacking := [str(number) for number, replicas in enumerate(shards, 1) if not replicas]:
-            answer = f"; no answer from {', '.join(silent)}" if silent else ""
+            answer = f"; no answer from {', '.join(silent)}{proxy_advice(silent[0])}" if silent else ""
             raise Unavailable(f"no address is that of shard {', '.join(lacking)} of {len(shards)}{answer}")
         for number, replicas in enumerate(shards, 1):
             if not replicas[0].is_ready:
@@ -362,7 +362,7 @@ class Shards:
 
 
 def _connected(address: str) -> _Replica:
-    return _Replica(address, grpc.insecure_channel(address, options=CHANNEL))
+    return _Replica(address, grpc.insecure_channel(address, options=(*CHANNEL, *channel_options_of(address))))
 
 
 def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Found:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from memlm.base.addresses import proxy_advice
 from memlm.errors import (
     AlreadyExists,
     Cancelled,
@@ -149,7 +150,8 @@ def _transport_error(code: grpc.StatusCode, details: str, target: str) -> MemlmE
     """The error of a status that gRPC made, on either side."""
     if code is grpc.StatusCode.UNAVAILABLE:
         return Unavailable(
-            f"{target} cannot be reached ({details}); check the address, and that `memlm serve` runs there"
+            f"{target} cannot be reached ({details}){proxy_advice(target)}; check the address, that `memlm serve` runs"
+            " there, and whether it wants TLS (--tls, --ca)"
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"{target} did not answer in the time allowed; give more with timeout_s")

@@ -221,24 +221,6 @@ async def test_a_stream_that_was_heard_to_its_end_is_not_cancelled() -> None:
     assert slow.waited == [True, True]
 
 
-@pytest.mark.parametrize("target", ["127.0.0.1:{}", "LOCALHOST:{}", "dns:///localhost:{}", "ipv4:127.0.0.1:{}"])
-def test_only_another_machine_is_reached_through_a_proxy(
-    target: str, nobody: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    generation_pb2_grpc.add_GenerationServicer_to_server(Slow(), server)
-    address = target.format(server.add_insecure_port("127.0.0.1:0"))
-    server.start()
-    for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", f"http://{nobody}")
-    with Client(address) as client, client.generate("a") as stream:
-        assert list(stream) == []
-    with Client("127.example.org:50051") as client, pytest.raises(Unavailable, match=f"last error.*{nobody}"):
-        client.get_model()
-    server.stop(None).wait()
-
-
 def test_waiting_for_a_server_ends_in_time(nobody: str) -> None:
     begin_s = time.monotonic()
     with Client(nobody) as client, pytest.raises(Unavailable, match=r"not ready within 0\.3 s"):
