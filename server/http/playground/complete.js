@@ -1,7 +1,7 @@
 // The tab that continues a text, and compares texts.
 
 import { Comparison, followSources } from "./comparison.js";
-import { byId } from "./dom.js";
+import { byId, onControlEnter } from "./dom.js";
 import { ALONE } from "./settings.js";
 
 /** @param {import("./main.js").App} app */
@@ -29,9 +29,7 @@ export function setUpComplete(app) {
     if (texts.isRunning) texts.stop();
     else start();
   });
-  prompt.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
-  });
+  onControlEnter(prompt, () => form.requestSubmit());
   followSources(app, () => [texts]);
 
   return {

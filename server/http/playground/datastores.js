@@ -1,7 +1,7 @@
 // The tab of the datastores: their figures, and what is added, searched for and deleted.
 
 import { call, ended, forget, pathOf, upload } from "./api.js";
-import { announce, button, byId, bytes, confirmed, el, figure, percent, plural, showError } from "./dom.js";
+import { announce, button, byId, bytes, confirmed, el, figure, onControlEnter, percent, plural, showError } from "./dom.js";
 
 const FOUND = 8;
 
@@ -97,7 +97,9 @@ class StoreCard {
       });
       if (remembered) text.value = title.value = "";
     };
-    return el("form", { class: "remember", onsubmit: send }, text, el("div", { class: "line" }, title, el("button", {}, "Remember")));
+    const form = el("form", { class: "remember", onsubmit: send }, text, el("div", { class: "line" }, title, el("button", {}, "Remember")));
+    onControlEnter(text, () => form.requestSubmit());
+    return form;
   }
 
   #search() {

@@ -28,6 +28,13 @@ export const byId = (id) => document.getElementById(id);
 /** A button. @param {string} label @param {(event: Event) => void} onclick @param {Record<string, any>} [properties] */
 export const button = (label, onclick, properties = {}) => el("button", { type: "button", onclick, ...properties }, label);
 
+/** Does something when a field of several lines gets Ctrl+Enter. @param {HTMLElement} field @param {() => void} action */
+export function onControlEnter(field, action) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) action();
+  });
+}
+
 /** A share as whole percent. @param {number} share */
 export const percent = (share) => `${Math.round(100 * share)} %`;
 

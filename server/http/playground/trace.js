@@ -1,7 +1,7 @@
 // The tab that finds the passages of a text which stand word for word in documents.
 
 import { call } from "./api.js";
-import { announce, byId, el, figure, percent, plural, showError } from "./dom.js";
+import { announce, byId, el, figure, onControlEnter, percent, plural, showError } from "./dom.js";
 
 /** @param {import("./main.js").App} app */
 export function setUpTrace(app) {
@@ -27,6 +27,8 @@ export function setUpTrace(app) {
       output.removeAttribute("aria-busy");
     }
   });
+
+  onControlEnter(text, () => form.requestSubmit());
 
   function show(traced, trace) {
     const characters = Array.from(traced); // spans count characters, not halves of surrogate pairs

@@ -411,7 +411,7 @@ def test_a_trace_leads_to_documents(page: Page, web: RunningServer) -> None:
     page.open(web.http_url, "trace")
     text = f"🙂🙂 zzz {make_text(3, 40)} zzz"  # places are counted in characters, not in UTF-16
     page.set("#trace-text", text)
-    page.click("#trace-form .primary")
+    page.one("#trace-text").send_keys("\ue009\ue007")  # Ctrl+Enter
     page.until(lambda: page.texts("#trace-status") != [""])
     with Client(web.address) as client:
         trace = client.trace(text)
@@ -429,7 +429,7 @@ def test_texts_and_files_are_added_found_and_deleted(page: Page, own_web: Runnin
     page.open(own_web.http_url, "datastores")
     page.one(".remember textarea").send_keys("zebras remember")
     page.one(".remember input").send_keys("note")
-    page.button("Remember").click()
+    page.one(".remember textarea").send_keys("\ue009\ue007")  # Ctrl+Enter
     page.until(lambda: page.texts(".work") == ["Added. 9 documents now."])
     file = tmp_path / "zebra.txt"
     file.write_text("zebras again", encoding="utf-8")
