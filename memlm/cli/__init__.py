@@ -20,6 +20,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an emoji on a terminal of latin-1 is shown as \U0001f600
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes a line of its own for each failed handshake
     try:
         _run()
     except KeyboardInterrupt:  # while modules are imported

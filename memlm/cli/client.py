@@ -22,6 +22,7 @@ from memlm.cli.client_connection import (
     HERE,
     Authority,
     Certificate,
+    ConnectionGroup,
     PrivateKey,
     Target,
     Timeout,
@@ -37,7 +38,7 @@ from memlm.cli.render import warn_if_partial
 from memlm.cli.render_index import print_neighbors
 from memlm.cli.trace import client_trace
 
-app = typer.Typer(help="Call a running server.", no_args_is_help=True)
+app = typer.Typer(cls=ConnectionGroup, help="Call a running server.", no_args_is_help=True)
 app.add_typer(client_datastores.datastore, name="datastore")
 app.add_typer(client_datastores.operation, name="operation")
 session = typer.Typer(help="Server-side KV caches that requests continue.", no_args_is_help=True)
@@ -53,7 +54,7 @@ def connection(
     cert: Certificate = None,
     key: PrivateKey = None,
 ) -> None:
-    """Call a running server."""
+    """Call a running server. The options of the connection may stand before a command or after it."""
     connect_with(token, tls=tls, ca=ca, cert=cert, key=key)
 
 

@@ -16,6 +16,7 @@ from memlm.base.texts import read_text
 from memlm.cli.console import emit_json, err
 from memlm.cli.fields import with_fields
 from memlm.server.config import ServerConfig, is_on_ray
+from memlm.server.telemetry.logs import json_line
 
 
 def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
@@ -65,7 +66,10 @@ def serve(
     from memlm.server.main import serve as run
 
     def announce(address: str, http_url: str | None) -> None:
-        for line in announcement(config, address, http_url):
+        lines = announcement(config, address, http_url)
+        if config.log_format == "json":  # nothing else is in the stream
+            lines = [json_line("memlm.server", lines[0], address=address, http_url=http_url)]
+        for line in lines:
             err.print(one_line(line), markup=False)
 
     raise typer.Exit(run(config, announce))
@@ -99,12 +103,19 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         f" {format_bytes(config.max_session_bytes)} of sessions",
         f"  security    {', '.join(security)}",
     ]
+    if config.log_level in ("warning", "error"):
+        lines.append(f"  log         {config.log_level}s; --log-level info adds a line for each call")
     if http_url is not None:
         lines.append(f"  HTTP        {http_url}/v1 for OpenAI clients, {http_url}/docs for the calls")
     if config.metrics_port is not None:
         lines.append(f"  metrics     http://{host}:{config.metrics_port}/metrics")
-    option = "" if target == "localhost:50051" else f" --target {target}"
-    return [*lines, f"  try         memlm client generate 'Once upon a time'{option}"]
+    options = [
+        "" if target == "localhost:50051" else f" --target {target}",
+        " --ca CA.pem" if config.tls_cert else "",
+        " --cert CLIENT.pem --key CLIENT.key" if config.tls_client_ca else "",
+        " --token TOKEN" if config.auth_file else "",
+    ]
+    return [*lines, f"  try         memlm client generate 'Once upon a time'{''.join(options)}"]
 
 
 def _without_passwords(config: ServerConfig) -> ServerConfig:

@@ -21,6 +21,12 @@ def start_logging(level: str, kind: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
+def json_line(logger: str, message: str, **fields: Any) -> str:
+    """What a server says at every level, as a JSON object."""
+    record = logging.makeLogRecord({"name": logger, "levelname": "INFO", "msg": message, "fields": fields})
+    return JsonLines().format(record)
+
+
 class TextLines(logging.Formatter):
     """Formats a record as one line. Control characters are escaped, so that no name or text from a caller begins a line
     of its own or controls a terminal. Traceback lines are indented.

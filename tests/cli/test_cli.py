@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from typer.testing import CliRunner
 
 from memlm.cli import main
 from memlm.cli.app import app
+from memlm.cli.client_connection import in_their_places
 from memlm.cli.console import ConsoleProgress, jsonable
 from memlm.cli.options import num_bytes
 from memlm.cli.render_index import SERVED_WITHOUT_KEYS, duration
@@ -192,8 +194,50 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
     config = ServerConfig(model=model_folder, stores=(store_folder,), metrics_port=9100)
     first, *lines = announcement(config, "127.0.0.1:1234")
     assert first == f"serving {model_folder} at 127.0.0.1:1234"
-    for words in (str(store_folder), "32 requests", "4GiB", "no tokens", ":9100/metrics", "--target localhost:1234"):
+    for words in (
+        str(store_folder),
+        "32 requests",
+        "4GiB",
+        "no tokens",
+        "--log-level info",
+        ":9100/metrics",
+        "--target localhost:1234",
+    ):
         assert any(words in line for line in lines), words
+
+
+def test_the_command_that_a_server_offers_has_what_it_wants(model_folder, tmp_path):
+    paths = {name: tmp_path / name for name in ("tls_cert", "tls_key", "tls_client_ca", "auth_file")}
+    config = ServerConfig(model=model_folder, **paths)
+    words = shlex.split(announcement(config, "127.0.0.1:50051")[-1])
+    assert words[4:] == ["Once upon a time", "--ca", "CA.pem", "--cert", "CLIENT.pem", "--key", "CLIENT.key",
+                         "--token", "TOKEN"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--target a:1 datastore list", "datastore list --target a:1"),
+        ("datastore --target=a:1 list --json", "datastore list --json --target=a:1"),
+        ("generate x --ca f --token s --tls", "--ca f --token s --tls generate x"),
+        ("--timeout 3 --ca=f generate x -n 2 -- --target b", "--ca=f generate x -n 2 --timeout 3 -- --target b"),
+        ("generate --token", "generate --token"),
+        ("--ca f generate x --target a:1", "--ca f generate x --target a:1"),
+        ("", ""),
+    ],
+)
+def test_the_connection_of_a_client_stands_before_a_command_or_after_it(given, meant):
+    assert in_their_places(given.split()) == meant.split()
+
+
+def test_a_client_takes_its_connection_in_any_place(capsys):
+    for words in (
+        ("client", "--target", "http://localhost:1/x", "datastore", "list"),
+        ("client", "datastore", "--target", "http://localhost:1/x", "list", "--token", "s"),
+        ("client", "info", "--tls", "--target", "http://localhost:1/x"),
+    ):
+        code, _, error = memlm(capsys, *words)
+        assert (code, "expected HOST:PORT" in error) == (1, True), error
 
 
 def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, corpus_folder, tmp_path):

@@ -3,10 +3,12 @@
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
+from running import RunningServer, wait_until
 
-from memlm.server.telemetry.logs import JsonLines, TextLines
+from memlm.server.telemetry.logs import JsonLines, TextLines, json_line
 
 FORGED = "a.txt\n2026-01-01 00:00:00,000 memlm.server ERROR forged\r\x1b]0;title\x07\x85\u2028\ud800\u202e"
 
@@ -36,3 +38,19 @@ def test_a_traceback_keeps_its_lines_none_of_which_looks_like_a_message() -> Non
     assert len(rest) >= 4
     assert all(line.startswith("  ") and line.isprintable() for line in rest)
     assert len(json.loads(JsonLines().format(record("it failed", error=error)))["exception"].splitlines()) > 1
+
+
+def test_a_server_that_logs_json_writes_nothing_else(model_folder: Path, tmp_path: Path) -> None:
+    options = ("--threads", "1", "--http-port", "0", "--log-format", "json")
+    with RunningServer(tmp_path / "log", model_folder, options=options) as server:
+        wait_until(lambda: "http_url" in server.output)
+        lines = [json.loads(line) for line in server.output.splitlines()]
+    (ready,) = (line for line in lines if line["message"].startswith("serving "))
+    assert ready["message"] == f"serving {model_folder} at {ready['address']}"
+    assert ready["http_url"].startswith("http://127.0.0.1:")
+
+
+def test_a_line_of_json_has_the_fields_of_records() -> None:
+    line = json.loads(json_line("memlm.server", "serving", address="a:1"))
+    assert set(line) == {"time", "level", "logger", "message", "address"}
+    assert (line["level"], line["address"]) == ("info", "a:1")
