@@ -11,7 +11,7 @@ from typing import Self
 from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
-from memlm.base.options import NEIGHBORS, RAY, SHARD_ANSWERS, check_shard, option, parse_bytes
+from memlm.base.options import NEIGHBORS, RAY, RESEARCH, SHARD_ANSWERS, check_shard, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.sites import NO_ORIGIN, check_site
@@ -121,7 +121,7 @@ class ServerConfig:
         default=NEIGHBORS,
         metadata=option(
             "What a shard returns: neighbors, or sums over them by token, in fewer bytes but without sources.",
-            metavar="|".join(SHARD_ANSWERS), panel=MODEL,
+            metavar="|".join(SHARD_ANSWERS), panel=RESEARCH,
         ),
     )  # fmt: skip
     encoder: Path | None = field(
@@ -143,7 +143,7 @@ class ServerConfig:
         metadata=option(
             "Latest tokens that a token sees, beside the first four. Texts then have any length.",
             metavar="TOKENS",
-            panel=MODEL,
+            panel=RESEARCH,
         ),
     )
     extended_attention: int | None = field(
@@ -151,7 +151,7 @@ class ServerConfig:
         metadata=option(
             "Tokens beyond --attention-window that each head also sees, those with the best keys.",
             metavar="K",
-            panel=MODEL,
+            panel=RESEARCH,
         ),
     )
     dtype: str = field(

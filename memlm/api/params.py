@@ -14,7 +14,7 @@ from typing import Any, cast
 from memlm.api.prompts import approximate_tokens, check_num_ids, check_text, split_prompt
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
-from memlm.base.options import option
+from memlm.base.options import RESEARCH, option
 from memlm.errors import InvalidInput, check_range
 
 MAX_NEIGHBORS = 4096
@@ -159,8 +159,8 @@ class RetrievalParams:
         default=None,
         metadata=option("Softmax temperature over squared distances.", default="as tuned", panel=RETRIEVAL),
     )
-    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search.", panel=RETRIEVAL))
-    spalm: bool = field(default=False, metadata=option("Mix by the model's trained gate.", panel=RETRIEVAL))
+    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search.", panel=RESEARCH))
+    spalm: bool = field(default=False, metadata=option("Mix by the model's trained gate.", panel=RESEARCH))
     stores: tuple[StoreWeight, ...] = field(
         default=(),
         metadata=option(
@@ -172,13 +172,13 @@ class RetrievalParams:
         default=None,
         metadata=option(
             "Follow pointers from the last neighbors instead of searching if there are this many. 0 always searches.",
-            panel=RETRIEVAL,
+            panel=RESEARCH,
         ),
     )
     loop_guard: bool | None = field(
         default=None,
         metadata=option(
-            "Let memory continue a loop: repeat a run of the last tokens.", " /--no-loop-guard", panel=RETRIEVAL
+            "Let memory continue a loop: repeat a run of the last tokens.", " /--no-loop-guard", panel=RESEARCH
         ),
     )
     exclude_documents: tuple[str, ...] = field(
@@ -191,7 +191,7 @@ class RetrievalParams:
     context_cache: int | None = field(
         default=None,
         metadata=option(
-            "Positions of the text's own past to search. 0 searches none.", default="as tuned", panel=RETRIEVAL
+            "Positions of the text's own past to search. 0 searches none.", default="as tuned", panel=RESEARCH
         ),
     )
 
@@ -263,7 +263,9 @@ class StreamRequest(Request[Any]):
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
     neighbors: int = 0
     top_logprobs: int = 0
-    early_exit: bool = field(default=False, metadata=option("Skip later layers by the calibrated rule.", panel="Model"))
+    early_exit: bool = field(
+        default=False, metadata=option("Skip later layers by the calibrated rule.", panel=RESEARCH)
+    )
     drafts: int | None = field(
         default=None,
         metadata=option(

@@ -10,6 +10,7 @@ from typing import Any
 from memlm.errors import InvalidInput
 
 OPTION = "option"
+RESEARCH = "Research"  # the panel of help that stands last
 RAY = "ray://"  # before the name under which shards run on a Ray cluster
 SHARD_ANSWERS = (NEIGHBORS, SUMS) = ("neighbors", "sums")
 

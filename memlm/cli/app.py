@@ -25,9 +25,18 @@ from memlm.cli.trace import trace
 from memlm.cli.train import train as train_command
 from memlm.cli.tune_context import tune_context
 
+WISHES = {
+    "ask your files": "memlm answer QUESTION -m MODEL -s STORE",
+    "see the passages for a question": "memlm index passages STORE QUESTION -m MODEL",
+    "find a phrase": "memlm index search STORE PHRASE --by words -m MODEL",
+    "continue a text, with its sources": "memlm generate TEXT -m MODEL -s STORE --show-sources",
+    "find out who said a sentence": "memlm trace TEXT -m MODEL -s STORE",
+}
+
 app = typer.Typer(
     cls=InterruptibleGroup,
     help="A language model whose memory you can read, edit, scale and serve.",
+    epilog="\n\n".join(f"To {wish:34} {command}" for wish, command in WISHES.items()),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

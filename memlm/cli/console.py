@@ -115,8 +115,7 @@ def print_table(shown: Table, to: Console = out) -> None:
         to.print(Text.assemble(first, style="bold"))
         for name, part in zip(names[1:], others, strict=True):
             line = Text.assemble(("  " + f"{name:{width}}  " * bool(name), "dim"), part)
-            line.truncate(to.width, overflow="ellipsis")
-            to.print(line)
+            to.print(line)  # whole, as a path that somebody copies: the terminal breaks it
 
 
 def print_problem(problem: object) -> None:

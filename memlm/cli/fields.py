@@ -21,9 +21,13 @@ from types import NoneType
 from typing import Annotated, Any, Optional, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
-from memlm.base.options import OPTION, Option, format_bytes, parse_bytes
+from memlm.api.datastores import INDEX
+from memlm.base.options import OPTION, RESEARCH, Option, format_bytes, parse_bytes
 from memlm.errors import InvalidInput
+
+FIRST, LAST = (None, "Model"), ("Output", INDEX, "Cluster", RESEARCH)  # panels; the others stand between these
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,22 @@ def _build(record: type, values: dict[tuple[str, ...], Any]) -> Any:
     return record(**arguments)
 
 
+def _flag_of(parameter: inspect.Parameter) -> str:
+    """The flag of a parameter that is called otherwise."""
+    infos = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, OptionInfo)]
+    # In an annotation, typer takes the first flag for the default that it does not have there.
+    given = [each for info in infos for each in (info.default, *(info.param_decls or ()))]
+    return next((each for each in given if isinstance(each, str) and each.startswith("--")), "")
+
+
+def _place_of_panel(parameter: inspect.Parameter) -> tuple[int, bool]:
+    """Help shows panels in the order of their first options: what every call needs first, what few need last."""
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    panel = next((mark.rich_help_panel for mark in marks if hasattr(mark, "rich_help_panel")), None)
+    place = FIRST.index(panel) - len(FIRST) if panel in FIRST else 1 + LAST.index(panel) if panel in LAST else 0
+    return place, parameter.default is not inspect.Parameter.empty
+
+
 def with_fields(*, leave_out: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Replaces the parameters of a command that are dataclasses by one option for each field."""
 
@@ -160,9 +180,11 @@ def with_fields(*, leave_out: Collection[str] = ()) -> Callable[[Callable[..., A
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
 
+        own = {each.name: flag for each in parameters if (flag := _flag_of(each))}
+
         @wraps(command)
         def run(**given: Any) -> Any:
-            flags = {leaf.field.name: leaf.flag for _, _, leaves in records.values() for leaf in leaves}
+            flags = own | {leaf.field.name: leaf.flag for _, _, leaves in records.values() for leaf in leaves}
             try:
                 for name, (record, is_override, leaves) in records.items():
                     values = {}
@@ -175,6 +197,7 @@ def with_fields(*, leave_out: Collection[str] = ()) -> Callable[[Callable[..., A
             except InvalidInput as error:
                 raise _renamed(error, flags) from None
 
+        parameters.sort(key=_place_of_panel)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlm.api.answers import FindPassagesRequest
-from memlm.api.datastores import SearchRequest
+from memlm.api.datastores import INDEX, SearchRequest
 from memlm.base.counted import counted
+from memlm.base.options import RESEARCH
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli import options
@@ -38,6 +39,7 @@ app = typer.Typer(help="Build, change, check and search a datastore.", no_args_i
 
 
 @app.command(epilog="Example: memlm index build docs/ --model model --out store")
+@with_fields()
 def build(
     corpus: options.Corpora,
     model: options.Model,
@@ -51,15 +53,24 @@ def build(
     ] = "auto",
     target: Annotated[
         float | None,
-        typer.Option(help="Share of the softmax mass to find (default: 0.95; with --max-ram 0.99)."),
+        typer.Option(
+            "--share",
+            help="Share of the softmax mass to find (default: 0.95; with --max-ram 0.99).",
+            rich_help_panel=INDEX,
+        ),
     ] = None,
     max_ram: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="Limit the RAM of a search, as 500M or 2GiB.")
+        str | None,
+        typer.Option(metavar="BYTES", help="Limit the RAM of a search, as 500M or 2GiB.", rich_help_panel=INDEX),
     ] = None,
-    keep_keys: Annotated[bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.")] = True,
+    keep_keys: Annotated[
+        bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.", rich_help_panel=INDEX)
+    ] = True,
     prune: Annotated[
         float | None,
-        typer.Option(metavar="P", help="Leave out entries that the model predicts with this probability."),
+        typer.Option(
+            metavar="P", help="Leave out entries that the model predicts with this probability.", rich_help_panel=INDEX
+        ),
     ] = None,
     window: options.Window = None,
     stride: options.Stride = None,
@@ -345,6 +356,7 @@ def passages(
 
 
 @app.command(epilog="Example: memlm index tune store heldout/ --model model")
+@with_fields()
 def tune(
     store: options.StoreArgument,
     texts: options.Texts,
@@ -352,17 +364,24 @@ def tune(
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to tune on.")] = 50_000,
     skip_loss: Annotated[
         float | None,
-        typer.Option(metavar="NATS", help="Do not ask the datastore where that costs no more a token (default: ask)."),
+        typer.Option(
+            rich_help_panel=RESEARCH,
+            metavar="NATS",
+            help="Do not ask the datastore where that costs no more a token (default: ask).",
+        ),
     ] = None,
     pointer_loss: Annotated[
         float | None,
         typer.Option(
-            metavar="NATS", help="Follow the last neighbors in place of a search where that costs no more a token."
+            rich_help_panel=RESEARCH,
+            metavar="NATS",
+            help="Follow the last neighbors in place of a search where that costs no more a token.",
         ),
     ] = None,
     keep_gain: Annotated[
         float | None,
         typer.Option(
+            rich_help_panel=RESEARCH,
             metavar="SHARE",
             help="Leave to the model alone the positions of small lam, as long as this share of the gain stays.",
         ),

@@ -41,13 +41,15 @@ def lm_eval(
 ) -> None:
     """Run tasks of the lm-evaluation-harness on a model, with or without datastores."""
     try:
-        from lm_eval import simple_evaluate
+        from lm_eval import evaluator, simple_evaluate
         from lm_eval.tasks import TaskManager
         from lm_eval.utils import make_table
     except ImportError as error:
         raise Unavailable(MISSING) from error
     from memlm.integrations.lm_eval import MemlmLM
 
+    # It would ask git, which complains on standard error outside of a repository, for a hash that nothing prints.
+    evaluator.get_git_commit_hash = lambda: None
     settings = _settings(metadata)
     asked = MemlmLM(model, store or (), dtype=dtype, **retrieval)
     with tempfile.TemporaryDirectory() as folder:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlm.api.datastores import parse_fields
+from memlm.api.datastores import INDEX, parse_fields
 from memlm.api.params import SAMPLING
-from memlm.base.options import parse_bytes
+from memlm.base.options import RESEARCH, parse_bytes
 from memlm.base.texts import text_of
 from memlm.errors import InvalidInput
 
@@ -25,9 +25,13 @@ Corpora = Annotated[
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
 Window = Annotated[
     int | None,
-    typer.Option(help="Tokens that the model reads at once (default: its context, at most 1024)."),
+    typer.Option(
+        rich_help_panel=INDEX, help="Tokens that the model reads at once (default: its context, at most 1024)."
+    ),
 ]
-Stride = Annotated[int | None, typer.Option(help="Tokens that each window adds (default: half the window).")]
+Stride = Annotated[
+    int | None, typer.Option(rich_help_panel=INDEX, help="Tokens that each window adds (default: half the window).")
+]
 Engine = Annotated[
     str,
     typer.Option(
@@ -79,18 +83,20 @@ Stores = Annotated[
 ]
 Domain = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Domain whose experts read, of a model that has some.", rich_help_panel="Model"),
+    typer.Option(metavar="NAME", help="Domain whose experts read, of a model that has some.", rich_help_panel=RESEARCH),
 ]
 MixDomains = Annotated[
     bool,
     typer.Option(
-        "--mix-domains", help="Mix all domains of the model, as likely as each makes the text.", rich_help_panel="Model"
+        "--mix-domains",
+        help="Mix all domains of the model, as likely as each makes the text.",
+        rich_help_panel=RESEARCH,
     ),
 ]
 ChunkStore = Annotated[
     Path | None,
     typer.Option(
-        metavar="STORE", help="Datastore whose texts a model with the cross retro reads.", rich_help_panel="Model"
+        metavar="STORE", help="Datastore whose texts a model with the cross retro reads.", rich_help_panel=RESEARCH
     ),
 ]
 Dtype = Annotated[
@@ -106,18 +112,18 @@ MixWith = Annotated[
     typer.Option(
         metavar="MODEL",
         help="Another model of the same tokenizer to mix with, as likely as each makes the text. Repeatable.",
-        rich_help_panel="Model",
+        rich_help_panel=RESEARCH,
     ),
 ]
 MixTop = Annotated[
-    int, typer.Option(metavar="N", help="Likeliest models that predict a token, 0 for all.", rich_help_panel="Model")
+    int, typer.Option(metavar="N", help="Likeliest models that predict a token, 0 for all.", rich_help_panel=RESEARCH)
 ]
 AttentionWindow = Annotated[
     int | None,
     typer.Option(
         metavar="TOKENS",
         help="Latest tokens that a token sees, beside the first four. Texts then have any length.",
-        rich_help_panel="Model",
+        rich_help_panel=RESEARCH,
     ),
 ]
 ExtendedAttention = Annotated[
@@ -125,7 +131,7 @@ ExtendedAttention = Annotated[
     typer.Option(
         metavar="K",
         help="Tokens beyond --attention-window that each head also sees, those with the best keys.",
-        rich_help_panel="Model",
+        rich_help_panel=RESEARCH,
     ),
 ]
 Device = Annotated[

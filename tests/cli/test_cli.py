@@ -96,8 +96,8 @@ def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, c
         (["index", "build", corpus_folder, "--model", model_folder, "--out", store_folder], "index add"),
         (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
         (
-            ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--target", "2"],
-            "--target is 2",
+            ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--share", "2"],
+            "--share is 2",
         ),
         (["train", corpus_folder, "--out", "/proc/x"], "/proc/x cannot be used"),
         (

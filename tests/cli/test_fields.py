@@ -1,5 +1,6 @@
 """Options of the command line are the fields of dataclasses, with their defaults."""
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StoreWeight
-from memlm.base.options import OPTION, format_bytes, parse_bytes
+from memlm.base.options import OPTION, RESEARCH, format_bytes, parse_bytes
+from memlm.cli.app import app
 from memlm.cli.fields import Overrides, with_fields
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
@@ -66,3 +68,20 @@ def test_only_fields_that_were_given_override() -> None:
 @pytest.mark.parametrize("number", [1, 1023, 4 << 20, 3 << 40])
 def test_bytes_are_formatted_as_they_are_parsed(number: int) -> None:
     assert parse_bytes(format_bytes(number)) == number
+
+
+def test_help_begins_with_what_every_call_needs_and_ends_with_research() -> None:
+    for words in ("generate", "answer", "chat", "eval", "serve", "index build", "index tune", "client generate"):
+        shown = CliRunner().invoke(app, [*words.split(), "--help"]).stdout
+        panels = re.findall(r"^╭─ ([A-Z][\w ]*?) ─", shown, re.MULTILINE)
+        assert RESEARCH not in panels[:-1], words
+        assert len(panels) == len(set(panels))
+        if "Model" in panels:
+            assert panels.index("Model") <= 2, words
+        for option in ("--spalm", "--min-pointers", "--extended-attention", "--attention-window", "--mix-with"):
+            assert option not in shown.partition(f"─ {RESEARCH} ─")[0], words
+
+
+def test_an_error_names_the_flag_of_an_option_that_is_called_otherwise() -> None:
+    result = CliRunner().invoke(app, ["index", "build", __file__, "-m", "m", "--out", "s", "--share", "2"])
+    assert str(result.exception).startswith("--share is 2.0")

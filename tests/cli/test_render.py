@@ -141,6 +141,14 @@ def test_a_passage_is_printed_with_its_lines_and_its_own_line_ends(capsys):
     assert capsys.readouterr().out == "[1] a\\nb.md:3-4  score 1.5\n  one\n  two\\x1b[2J\n"
 
 
+def test_a_path_in_a_narrow_table_is_whole():
+    console = Console(file=io.StringIO(), force_terminal=True, no_color=True, width=50, soft_wrap=True)
+    shown = table("name", "file")
+    shown.add_row("smollm2", path := "/home/somebody/" + "a folder/" * 9 + "model.gguf")
+    print_table(shown, console)
+    assert path in console.file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [

@@ -127,12 +127,14 @@ def test_a_task_of_the_harness_gives_the_figures_of_memlm_eval(lm, corpus_folder
     assert done["results"]["own_rolling"]["bits_per_byte,none"] == pytest.approx(total.bits_per_byte, rel=1e-4)
 
 
-def test_the_command_prints_the_table_of_the_harness(model_folder, store_folder, own_tasks):
+def test_the_command_prints_the_table_of_the_harness(model_folder, store_folder, own_tasks, monkeypatch, capfd):
+    monkeypatch.chdir(own_tasks)  # which is no git repository
     words = ["lm-eval", "--model", model_folder, "--store", store_folder, "--tasks", "own_rolling", "--limit", 2]
     done = CliRunner().invoke(app, [*map(str, words), "--include", str(own_tasks)])
     assert done.exit_code == 0, done.output
     assert "bits_per_byte" in done.output
     assert "own_rolling" in done.output
+    assert "git repository" not in capfd.readouterr().err
 
 
 WIKITEXT = """
