@@ -38,27 +38,25 @@ class PlannedBuild:
 
     def print(self, *, json: bool) -> None:
         """Prints the files and the estimate. Raises StorageFull where the disk will not hold the datastore."""
-        estimate = self._estimate(self._load())
+        estimate = self._estimate(self.load())
         print_estimate(estimate, [name for name, _ in self.corpus.files()], self.store, json=json)
         if not json:
             _say(estimate)
         estimate.check(self.store)
 
-    def foretell(self, *, asks: bool) -> Checkpoint:
-        """Loads the model, says how long the work takes, and with `asks` asks before long work on a terminal.
-
-        Raises typer.Exit for an answer of no.
+    def foretell(self, checkpoint: Checkpoint, *, asks: bool) -> None:
+        """Says how long the work takes, and with `asks` asks before long work on a terminal. Raises typer.Exit for an
+        answer of no.
         """
-        checkpoint = self._load()
         estimate = self._estimate(checkpoint)
         _say(estimate)
         is_long = estimate.seconds is not None and estimate.seconds > ASKED_S
         is_typed = sys.stdin is not None and sys.stdin.isatty() and err.is_terminal
         if is_long and asks and is_typed and not typer.confirm("Go on?", err=True):
             raise typer.Exit(1)
-        return checkpoint
 
-    def _load(self) -> Checkpoint:
+    def load(self) -> Checkpoint:
+        """Loads the model, with progress."""
         with ConsoleProgress() as progress:
             progress(LOADING, 0, 1)
             from memlm.model.checkpoint import load_checkpoint
@@ -79,20 +77,30 @@ def foretell_build(planned: PlannedBuild, *, asks: bool) -> Path | Checkpoint:
     """Foretells a new datastore, and returns the loaded model. Where there is nothing to foretell, because a build
     resumes, is refused, or reads nothing with the model, returns the model's path.
     """
-    is_new = not any((planned.store / name).exists() for name in (JOURNAL, CURRENT))
-    return planned.foretell(asks=asks) if is_new and planned.index != NO_INDEX else planned.model
+    if planned.index == NO_INDEX or any((planned.store / name).exists() for name in (JOURNAL, CURRENT)):
+        return planned.model
+    checkpoint = planned.load()
+    planned.foretell(checkpoint, asks=asks)
+    return checkpoint
 
 
 def foretell_addition(
     model: Path, corpus: Corpus, store: Path, *, dtype: str, device: str, asks: bool
 ) -> Path | Checkpoint:
-    """As `foretell_build`, for documents that are added to a datastore."""
+    """As `foretell_build`, for documents that are added to a datastore. Raises Incompatible for another model's."""
     if (store / JOURNAL).exists() or not (store / CURRENT).exists():
         return model
-    spec = read_manifest(store).spec
+    manifest = read_manifest(store)
+    if (spec := manifest.spec).index == NO_INDEX:
+        return model
+    from memlm.retrieval.store import check_fingerprints
+
     # An addition fills the lists that are there, in a small part of its time.
     planned = PlannedBuild(model, corpus, store, FLAT, spec.context, spec.stride, dtype, device)
-    return model if spec.index == NO_INDEX else planned.foretell(asks=asks)
+    checkpoint = planned.load()
+    check_fingerprints(manifest, path=store, checkpoint=checkpoint)
+    planned.foretell(checkpoint, asks=asks)
+    return checkpoint
 
 
 def _say(estimate: Estimate) -> None:

@@ -437,6 +437,12 @@ def test_long_work_is_foretold_and_asked_about_on_a_terminal(capsys, model_folde
     assert "take about" not in memlm(capsys, "index", "add", own_store, huge / "a0.txt", "--model", model_folder)[2]
 
 
+def test_another_model_adds_nothing(capsys, tokenizer, own_store, corpus_folder, tmp_path):
+    other = save_chat_model(tmp_path / "other", tokenizer, context_length=16)  # its windows are too short for the store
+    code, _, told = memlm(capsys, "index", "add", own_store, corpus_folder, "--model", other)
+    assert (code, "was built with another tokenizer" in told) == (1, True)
+
+
 def test_a_store_without_keys_names_what_it_serves(capsys, tokenizer, corpus_folder, tmp_path):
     store, model = tmp_path / "s", save_chat_model(tmp_path / "chat", tokenizer, context_length=4000)
     code, printed, told = memlm(
