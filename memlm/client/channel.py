@@ -43,7 +43,7 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, Any]]:
         ("grpc.service_config", json.dumps(config)),
         ("grpc.keepalive_time_ms", 1000 * KEEPALIVE_S),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5000),  # the limit of an attempt to connect
         ("grpc.max_reconnect_backoff_ms", 5000),
     ]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from running import Wire
 
 from memlm.api import answers, chat, datastores, generation, operations, params, scoring, sessions, tracing
 from memlm.api import server as api_server
@@ -221,8 +222,25 @@ async def test_a_stream_that_was_heard_to_its_end_is_not_cancelled() -> None:
     assert slow.waited == [True, True]
 
 
+class SlowToAnswer(Wire):
+    def _accept(self) -> None:
+        time.sleep(0.5)
+        super()._accept()
+
+
+def test_a_server_may_take_half_a_second_to_answer_a_connection() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    generation_pb2_grpc.add_GenerationServicer_to_server(Slow(), server)
+    way = SlowToAnswer(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    server.start()
+    with Client(way.address) as client, client.generate("a") as stream:
+        assert list(stream) == []
+    way.close()
+    server.stop(None).wait()
+
+
 def test_waiting_for_a_server_ends_in_time(nobody: str) -> None:
     begin_s = time.monotonic()
     with Client(nobody) as client, pytest.raises(Unavailable, match=r"not ready within 0\.3 s"):
         client.wait_until_ready(0.3)
-    assert time.monotonic() - begin_s < 2
+    assert time.monotonic() - begin_s < 10
