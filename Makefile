@@ -26,6 +26,7 @@ demo: $(STAMP)  ## run the main job on a pretrained model and show the result (t
 PYTEST := PYTHONUTF8=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
+	@echo "This takes five to eleven minutes on two idle cores. The end lists what was skipped, and why."
 	$(PYTEST) -m "not (crash or packaging or exhaustive or slow or cluster)"
 
 test-rest: $(STAMP)  ## run the crash and the packaging tests

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from texts import make_text
 
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
+from memlm.indexing import checks
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, device
@@ -38,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     for name in ("no_proxy", "NO_PROXY"):  # pip may need the proxy, the tests' own servers do not
         os.environ[name] = f"localhost,127.0.0.1,{os.environ.get(name, '')}"
+    if "HF_HOME" not in os.environ:  # lm_eval writes there, and a home may be missing or read only
+        hub = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        config.add_cleanup(hub.cleanup)
+        os.environ["HF_HOME"] = hub.name
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # one process a core; threads that spin for each other would halve the speed
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell that started the tests in the background
@@ -63,6 +69,14 @@ def in_float32_on_the_processor() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(device, "fastest_device", lambda: torch.device("cpu"))
         patched.setattr(device, "has_fast_bfloat16", lambda _: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_checks() -> Iterator[None]:
+    """No check of a build is cut short, however busy this machine is."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checks, "QUICK_S", 600.0)
         yield
 
 

@@ -104,7 +104,6 @@ def _defaults(path):
 def test_a_slow_model_gives_the_same_defaults_or_the_report_says_that_checks_were_cut(
     model_folder, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("memlm.indexing.checks.QUICK_S", 600.0)  # beside busy processes too
     texts = [Document(str(number), make_text(number, 150)) for number in range(6)]
     fast = build_index(load_checkpoint(model_folder), texts, tmp_path / "fast")
     slow_checkpoint = load_checkpoint(model_folder)
