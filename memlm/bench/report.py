@@ -118,7 +118,7 @@ def machine() -> dict[str, Any]:
     from memlm.bench.machine import measured_bandwidth, measured_peak, multiplied_dtypes
 
     try:
-        facts = Path("/proc/cpuinfo").read_text()
+        facts = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
         facts = ""
     model = re.search(r"^model name\s*: (.*)$", facts, flags=re.MULTILINE)

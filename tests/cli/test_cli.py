@@ -26,6 +26,7 @@ from running import PATIENCE_S
 from texts import make_text
 from typer.testing import CliRunner
 
+from memlm.bench.report import machine
 from memlm.cli import main
 from memlm.cli.app import app
 from memlm.cli.client_connection import in_their_places
@@ -535,6 +536,8 @@ def add_packages_of_cuda(folder: Path) -> None:
 def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("memlm.model.device.fastest_device", lambda: torch.device("cpu"))
     monkeypatch.setattr("memlm.cli.doctor.distributions", lambda: distributions(path=[str(tmp_path)]))
+    measured = machine()  # for seconds, so once
+    monkeypatch.setattr("memlm.bench.report.machine", lambda: measured)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=Path("here"))})
     code, out, _ = memlm(capsys, "doctor", "--json")
