@@ -6,20 +6,15 @@ templates are written in. Special tokens come from the template alone: a message
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from memlm.api.chat import Message
 from memlm.base.texts import read_text
+from memlm.data.template_dialect import Dialect
 from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer, json_of
 from memlm.errors import Incompatible, InvalidInput, NotFound
 
@@ -39,12 +34,11 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         self.source, self.tokens = source, dict(tokens or {})
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+        self._dialect = Dialect()
         try:
-            self._template = environment.from_string(source)
-        except (TemplateError, RecursionError) as error:
+            with self._dialect.allowance():
+                self._template = self._dialect.from_string(source)
+        except Exception as error:  # of Jinja, and of Python, which compiles what Jinja makes
             raise Incompatible(f"the model's chat template is no Jinja template ({error})") from error
 
     @classmethod
@@ -84,9 +78,11 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
+        given = self.tokens | {"messages": turns, "tools": None, "documents": None}
         try:
-            return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self.tokens)
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
+            with self._dialect.allowance(sum(len(message.content) for message in messages)):
+                return self._template.render(given, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template is a program, and raises what it likes
             raise InvalidInput(f"the model's chat template refuses the messages: {error}", field="messages") from error
 
     def encode(
@@ -172,16 +168,3 @@ def _encode_between(text: str, breaker: str, tokenizer: Tokenizer) -> list[int]:
 def _content(token: Any) -> str:
     """A special token of tokenizer_config.json: a string, or an object with its content."""
     return str(token["content"] if isinstance(token, dict) else token)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """JSON that is not escaped for HTML, as templates of chat models expect it."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
