@@ -12,7 +12,8 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.base.lists import check_list
 from memlm.base.steps import Offload, Outcome, Steps
 from memlm.base.texts import read_text
+from memlm.data.control_tokens import Part, TextEncoder
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
 END_OF_TEXT = "<|endoftext|>"
@@ -83,10 +85,11 @@ class Tokenizer:
                 " with byte fallback, or let `memlm train` make one"
             )
         self.special = special or SpecialIds.default(backend.token_to_id(END_OF_TEXT))
-        backend.encode_special_tokens = True
         self._backend = backend
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._has_more = False
+        self.control_tokens: Mapping[str, int] = self.special_tokens
+        self._encoder = TextEncoder(backend, self.control_tokens)
         self.prepends_space = not self._is_byte_level and _prepends(described)
 
     @classmethod
@@ -133,7 +136,10 @@ class Tokenizer:
         described = json.loads(self._special_backend.to_str())  # which knows them all still, to name them
         described["added_tokens"] = [token for token in described["added_tokens"] if token["id"] < num_rows]
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(described))
-        self._backend.encode_special_tokens = True
+        for name in ("special_tokens", "other_added_tokens"):
+            self.__dict__.pop(name, None)  # found anew, without those
+        self.control_tokens = self.special_tokens
+        self._encoder = TextEncoder(self._backend, self.control_tokens)
         used = (self.start_id, *self.end_ids, *self.special.prefix)
         if max(used) >= num_rows:
             raise Corrupt(
@@ -148,6 +154,13 @@ class Tokenizer:
             generation_config = {"bos_token_id": self.start_id, "eos_token_id": list(self.end_ids)}
             (Path(folder) / GENERATION_FILE).write_text(json.dumps(generation_config) + "\n", encoding="utf-8")
 
+    def with_control_tokens(self, tokens: Mapping[str, int]) -> Tokenizer:
+        """The tokenizer with more control tokens than those that it calls special. It decodes them as before."""
+        more = copy(self)
+        more.control_tokens = {**self.control_tokens, **tokens}
+        more._encoder = TextEncoder(self._backend, more.control_tokens)
+        return more
+
     def encode(self, text: str) -> Int64[np.ndarray, " N"]:
         """Token ids of a text. Raises InvalidInput for half a surrogate pair, which no UTF-8 text holds, and for a
         token that the model does not have.
@@ -157,7 +170,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:
         """Token ids of several texts, on all cores. Raises as `encode`."""
         for encoding in self._encodings(texts):
-            yield np.asarray(encoding.ids, dtype=np.int64)
+            yield np.asarray(self._ids_of(encoding), dtype=np.int64)
 
     def _encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
         for text in texts:
@@ -167,10 +180,13 @@ class Tokenizer:
                 raise InvalidInput(
                     f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
                 ) from error
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        for encoding in encodings if self._has_more else ():
-            self._check_rows(encoding.ids)
-        return encodings
+        return self._encoder.encode(texts)
+
+    def _ids_of(self, encoding: tokenizers.Encoding) -> list[int]:
+        ids = self._encoder.ids_of(encoding)
+        if self._has_more:
+            self._check_rows(ids)
+        return ids
 
     def _check_rows(self, ids: Sequence[int]) -> None:
         if (token_id := max(ids, default=0)) >= self.vocab_size:
@@ -178,6 +194,14 @@ class Tokenizer:
                 f"the text has the token {self._special_backend.id_to_token(token_id)!r} ({token_id}) of the tokenizer,"
                 f" and the model has {self.vocab_size:,} tokens; write it in another way"
             )
+
+    def encode_parts(self, parts: Sequence[Part]) -> list[int]:
+        """Token ids of a rendering: of texts, in which nothing is a control token, and of control tokens by id. Raises
+        InvalidInput for a token that the model does not have.
+        """
+        ids = self._encoder.encode_parts(parts)
+        self._check_rows(ids)
+        return ids
 
     def encode_special(self, text: str) -> list[int]:
         """Token ids of a text in which special tokens are spelled out, as a chat template writes it. Raises
@@ -192,6 +216,18 @@ class Tokenizer:
         """Ids of the special tokens by their text."""
         added = self._backend.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
+    def other_added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that were added to the vocabulary and are not called special, by their text."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if not token.special}
+
+    def text_of(self, token_id: int) -> str:
+        """What spells a token, also a special one, which `decode` leaves out."""
+        added = self._backend.get_added_tokens_decoder().get(token_id)
+        word = self._backend.id_to_token(token_id) or ""
+        return self._bytes_of(word).decode(errors="replace") if added is None else added.content
 
     @cached_property
     def _special_backend(self) -> tokenizers.Tokenizer:
@@ -216,7 +252,7 @@ class Tokenizer:
             raise InvalidInput(
                 f"the text has {len(encoding):,} tokens; at most {MAX_TOKEN_IDS:,} in one call", field="text"
             )
-        return array(PACKED, encoding.ids)
+        return array(PACKED, self._ids_of(encoding))
 
     def check_ids(self, ids: Sequence[int], name: str) -> Steps[None]:
         """Raises InvalidInput, naming the argument, for an id outside the vocabulary. Many are checked in several
@@ -296,13 +332,15 @@ class Tokenizer:
     def token_bytes(self) -> tuple[bytes, ...]:
         """The bytes of each token id, none for special tokens."""
         added = self._backend.get_added_tokens_decoder()
-        bytes_of = _byte_level_bytes if self._is_byte_level else _sentencepiece_bytes
         return tuple(
             (b"" if added[i].special or added[i].content == END_OF_TEXT else added[i].content.encode())
             if i in added
-            else bytes_of(self._backend.id_to_token(i) or "")
+            else self._bytes_of(self._backend.id_to_token(i) or "")
             for i in range(self.vocab_size)
         )
+
+    def _bytes_of(self, word: str) -> bytes:
+        return _byte_level_bytes(word) if self._is_byte_level else _sentencepiece_bytes(word)
 
     @cached_property
     def _most_bytes(self) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +30,7 @@ from memlm.base.texts import read_text
 from memlm.data.chat import ChatTemplate
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer, json_of
-from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.errors import Corrupt, Incompatible, InvalidInput, MemlmError, NotFound
 from memlm.model.catalog import find_model
 from memlm.model.config import ModelConfig
 from memlm.model.cpu import is_emulated
@@ -88,9 +89,7 @@ class Checkpoint:
     @cached_property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template. Raises NotFound where it has none. Reads a GGUF file's header anew."""
-        if is_gguf(self.path):
-            return ChatTemplate.of_gguf(GgufFile(self.path).metadata, self.path.name)
-        return ChatTemplate.load(self.path)
+        return _template_of(self.path, GgufFile(self.path) if is_gguf(self.path) else None)
 
     @cached_property
     def chat_end_ids(self) -> tuple[int, ...]:
@@ -164,6 +163,8 @@ def load_checkpoint(
     if (surplus := tokenizer.vocab_size - config.vocab_size) > 0:
         log.warning("%s: the tokenizer has %d tokens more than the model, which cannot read them", path, surplus)
         tokenizer.fit(config.vocab_size, str(path))
+    with suppress(MemlmError, OSError, ValueError):  # without a template that can be read, there is none to guard
+        tokenizer = _template_of(path, files if isinstance(files, GgufFile) else None).guard(tokenizer)
     if attention_window is not None:
         config = config.with_attention_window(attention_window)
     if extended_attention is not None:
@@ -175,6 +176,10 @@ def load_checkpoint(
     if marks != marks_of(path):
         raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
     return Checkpoint(path, decoder.eval(), tokenizer, marks)
+
+
+def _template_of(path: Path, file: GgufFile | None) -> ChatTemplate:
+    return ChatTemplate.load(path) if file is None else ChatTemplate.of_gguf(file.metadata, path.name)
 
 
 def form_of(dtype: torch.dtype | str, device: torch.device, *, trainable: bool, is_gguf: bool) -> Form:
