@@ -92,7 +92,7 @@ class Sites:
 
 def _is_same(origin: str, host: str) -> bool:
     scheme, _, authority = origin.partition("://")
-    return scheme in _DEFAULT_PORTS and authority == host
+    return scheme in _DEFAULT_PORTS and authority == host.removesuffix(_DEFAULT_PORTS[scheme])
 
 
 def _host_of(authority: str) -> str | None:

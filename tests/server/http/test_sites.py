@@ -271,6 +271,9 @@ def test_the_origin_that_any_page_can_have_needs_tokens(tmp_path: Path) -> None:
 def test_the_given_host_is_a_name_of_the_server_but_not_of_pages() -> None:
     sites = Sites((), "Box.Example", is_open=True)
     sites.check_host(["box.example:8080"])
+    assert (
+        sites.admit_origin(["https://box.example"], "Box.example:443", is_preflight=False) is None
+    )  # as nginx may say
     assert sites.admit_origin(["http://box.example:8080"], "box.example:8080", is_preflight=False) is None
     for host, origin in (("box.example:8080", "http://box.example:3000"), ("10.0.0.1", "http://10.0.0.1:81")):
         with pytest.raises(Exception, match="another site"):
