@@ -393,8 +393,10 @@ class LanguageModel:
         A text is read as the documents of a datastore are, behind one start token. So row t is the key before token t
         of `tokenize(text)`, and the last row is the key of what follows the text. Ids are read as they are.
         """
-        is_text = isinstance(text, str)
-        ids = (self.tokenizer.start_id, *self.tokenize(text)) if is_text else token_ids_of("text", text)
+        if isinstance(text, str):
+            ids: Sequence[int] = (self.tokenizer.start_id, *self.tokenize(text))
+        else:
+            ids = token_ids_of("text", text)
         return keys_of(self.checkpoint, ids)
 
     @property

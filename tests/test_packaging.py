@@ -47,6 +47,7 @@ FLOORS = (
     "wire",
     "client",
     "integrations",
+    "server.sites",
     "server.telemetry",
     "server.cluster_config",
     "server.config",

@@ -158,7 +158,9 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def corpus_of(paths: Sequence[str], glob: str = "**/*", on_error: str = "skip", *, hidden: bool = False) -> Corpus:
+def corpus_of(
+    paths: Sequence[str | Path], glob: str = "**/*", on_error: str = "skip", *, hidden: bool = False
+) -> Corpus:
     """The corpus of a command. Raises InvalidInput for one without text, before a model is loaded."""
     from memlm.cli.console import print_problem
     from memlm.data.corpus import Corpus

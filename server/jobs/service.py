@@ -27,7 +27,7 @@ from memlm.api.datastores import (
 from memlm.api.operations import JobState, OperationInfo, OperationPage
 from memlm.api.paging import MAX_PAGE, page_of
 from memlm.base.files import is_under
-from memlm.data.corpus import check_glob
+from memlm.data.folders import check_glob
 from memlm.errors import AlreadyExists, Incompatible, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import EnginePool, run_to_end
