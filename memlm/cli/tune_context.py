@@ -47,10 +47,10 @@ def tune_context(
         return
     settings = tuning.settings
     lam = f"λ = {settings.lam:.3g}" if settings.adaptive is None else "a λ that adapts"
+    tuned_on = counted(tuning.documents, "document")
     out.print(
         f"{tuning.nats:.4f} nats a token with the text's own past, {tuning.base_nats:.4f} without:"
-        f" {settings.gain:+.4f} ± {settings.gain_error:.4f} on"
-        f" {counted(tuning.documents, 'document')} ({tuning.tokens:,} tokens)."
+        f" {settings.gain:+.4f} ± {settings.gain_error:.4f} on {tuned_on} ({tuning.tokens:,} tokens)."
     )
     if tuning.kept:
         out.print(f"Saved with {model}: k = {settings.k}, temperature {figure(settings.temperature)}, {lam}.")
