@@ -84,22 +84,24 @@ def run_checks(
     tunes = must_tune(datastore.snapshot)
     should_take_s = max(QUICK_SHARE * worked_s, QUICK_S)
     limit = NO_LIMIT if check == "full" else TimeLimit.starting_now(PATIENCE * should_take_s)
-    passages, keys = None, None
-    sample = partial(
-        sample_passages, datastore.snapshot, checkpoint, limit=limit, seed=seed, progress=progress,
-        max_tokens=_most_positions(datastore.snapshot, checkpoint, check, newest=newest),
-    )  # fmt: skip
+    passages, keys, tuning = None, None, None
+    most = _most_positions(datastore.snapshot, checkpoint, check, newest=newest)
+    sample = partial(sample_passages, datastore.snapshot, checkpoint, limit=limit, seed=seed, progress=progress)
     if check == "quick" or (tunes and not newest):
-        passages = sample(newest=newest)
+        passages = sample(newest=newest, max_tokens=most)
     if with_keys and check == "full":
         keys = check_keys(datastore.snapshot, checkpoint, seed=seed, progress=progress)
     elif with_keys and passages is not None:
         keys = compare_keys(datastore.snapshot, passages.keys_QD, passages.ids_Q)
-    tuning = None
     if tunes:
-        most = MAX_PROMPTS if check == "full" else _of_a_large_model(checkpoint, QUICK_PROMPTS, LEAST_PROMPTS)
-        prompts = sample_prompts(datastore.snapshot, checkpoint, most=most, limit=limit, seed=seed, progress=progress)
-        of_all = sample() if newest or passages is None else passages
+        of_all = passages
+        if of_all is None or newest:  # the others are of the addition alone
+            few = MAX_TOKENS if check == "full" else _of_a_large_model(checkpoint, QUICK_TOKENS, LEAST_TOKENS)
+            of_all = sample(max_tokens=min(most, few))
+        num_prompts = MAX_PROMPTS if check == "full" else _of_a_large_model(checkpoint, QUICK_PROMPTS, LEAST_PROMPTS)
+        prompts = sample_prompts(
+            datastore.snapshot, checkpoint, most=num_prompts, limit=limit, seed=seed, progress=progress
+        )
         tuning = tune_on_itself(store, of_all, prompts)
     quality = _measure(store, checkpoint, passages, limit, should_take_s, progress)
     untuned = _why_untuned(datastore, check, was_cut=limit.was_reached)
