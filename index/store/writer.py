@@ -300,6 +300,7 @@ class StoreWriter:
         if moved.exists() and not self._work.exists():
             move(moved, self._work)
         if not self._work.exists():
+            remove(journal)  # a kill before the next checkpoint leaves a folder with fewer entries than it says
             return 0
         row_bytes_of = {VALUES: 4}
         if not self.spec.drafts_only:

@@ -1,6 +1,7 @@
 """Kills, crashes and full disks: the last committed state stands, and the next run goes on."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from memlm.base import files as base_files
 from memlm.errors import Incompatible, StorageFull
 from memlm.index import arrays
 from memlm.index.factory import NO_INDEX
+from memlm.index.store import writer as writer_module
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import KnnDefaults
 from memlm.index.store.writer import StoreWriter
@@ -48,6 +50,27 @@ def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp
         resumed = writer.commit(defaults=DEFAULTS)
     assert content_of(resumed) == content_of(whole)
     assert resumed.snapshot.verify() == []
+
+
+def test_a_kill_while_a_lost_work_folder_is_made_anew_leaves_an_addition_that_can_begin(corpus, tmp_path, monkeypatch):
+    """The journal of an addition that lost its folder, as to a kill in a rollback, counts entries that are gone."""
+    build(tmp_path / "s", corpus, IVF).close()
+    with StoreWriter.extend(tmp_path / "s", spec(IVF)) as writer:
+        writer.begin_document("more")
+        writer.append(np.ones((3, 12), np.float32), np.arange(3))
+        writer.checkpoint()
+    shutil.rmtree(tmp_path / "s" / "building")
+
+    def killed(*arguments, **options):
+        (tmp_path / "s" / "building" / "values.npy").write_bytes(b"a header")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writer_module, "SegmentWriter", killed)
+    with pytest.raises(KeyboardInterrupt):
+        StoreWriter.extend(tmp_path / "s", spec(IVF))
+    monkeypatch.undo()
+    with StoreWriter.extend(tmp_path / "s", spec(IVF)) as writer:
+        assert writer.num_resumed_entries == 0
 
 
 def test_an_interrupted_build_may_go_on_to_another_index(corpus, tmp_path):
