@@ -391,7 +391,7 @@ class LanguageModel:
         """The key after each token of a text or of token ids: the queries of `Datastore.search`.
 
         A text is read as the documents of a datastore are, behind one start token. So row t is the key before token t
-        of `tokenize(text)`, and the last row is the key of what follows the text. Ids are read as they are.
+        of `tokenize(text)`, and the last row is the key of the token behind the text. Ids are read as they are.
         """
         if isinstance(text, str):
             ids: Sequence[int] = (self.tokenizer.start_id, *self.tokenize(text))

@@ -65,7 +65,7 @@ def _run() -> None:
 
 
 def _discard_output() -> None:
-    """Drops what standard output still holds, so that the end of the process does not fail on it again."""
+    """Drops the rest of standard output, so that the end of the process does not fail on it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -155,7 +155,7 @@ def _flag_of(parameter: inspect.Parameter) -> str:
 
 
 def _place_of_panel(parameter: inspect.Parameter) -> tuple[int, bool]:
-    """Help shows panels in the order of their first options: what every call needs first, what few need last."""
+    """Help shows panels in the order of their first options: those of every call first, those of research last."""
     marks = getattr(parameter.annotation, "__metadata__", ())
     panel = next((mark.rich_help_panel for mark in marks if hasattr(mark, "rich_help_panel")), None)
     place = FIRST.index(panel) - len(FIRST) if panel in FIRST else 1 + LAST.index(panel) if panel in LAST else 0
