@@ -37,7 +37,7 @@ def inspect(
 ) -> None:
     """Find heads that copy, look back and retrieve, their circuits, and layers for kNN attention."""
     if out_file is not None and not out_file.parent.is_dir():
-        raise InvalidInput(f"{out_file} is in a folder that is not there; make it, or give another file", field="out")
+        raise InvalidInput(f"{out_file} cannot be written; give a file in a folder that is there", field="out")
     read = None if text is None and file is None else options.read_prompt(text, file)
     with ConsoleProgress() as progress:
         progress(LOADING, 0, 1)

@@ -166,7 +166,7 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
         assert code == 1, words
         assert says in err, words
     code, _, err = memlm(capsys, "inspect", model_folder, "--out", nowhere / "report.html")
-    assert (code, "is in a folder that is not there" in err) == (1, True)
+    assert (code, "give a file in a folder that is there" in err) == (1, True)
 
 
 def test_a_port_in_use_is_told_before_anything_is_loaded(capsys, model_folder):
