@@ -393,10 +393,8 @@ class LanguageModel:
         A text is read as the documents of a datastore are, behind one start token. So row t is the key before token t
         of `tokenize(text)`, and the last row is the key of the token behind the text. Ids are read as they are.
         """
-        if isinstance(text, str):
-            ids: Sequence[int] = (self.tokenizer.start_id, *self.tokenize(text))
-        else:
-            ids = token_ids_of("text", text)
+        start = self.tokenizer.start_id
+        ids = (start, *self.tokenize(text)) if isinstance(text, str) else token_ids_of("text", text)
         return keys_of(self.checkpoint, ids)
 
     @property
