@@ -13,9 +13,10 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 from memlm.base.cpu import spin_briefly
@@ -25,6 +26,7 @@ from memlm.server.config import IDLE
 PRELOADED = "memlm.server.preload"
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 THREAD_POLL_S = 0.005
+LONGEST_SOCKET_FOLDER = 75  # bytes: a socket's path has at most 107, of which multiprocessing takes 32 in TMPDIR
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
 
@@ -42,8 +44,20 @@ def process_context() -> ForkServerContext | SpawnContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     os.environ.update(same_imports())  # the fork server is a `python -c`, and starts anew by itself if it dies
+    _make_folder_of_sockets()
     forkserver.ensure_running()
     return context
+
+
+def _make_folder_of_sockets() -> None:
+    """Makes the folder of multiprocessing's socket, in /tmp where TMPDIR is too long. Later calls change nothing."""
+    chosen = tempfile.gettempdir()
+    try:
+        if len(os.fsencode(chosen)) > LONGEST_SOCKET_FOLDER:
+            tempfile.tempdir = "/tmp"
+        util.get_temp_dir()
+    finally:
+        tempfile.tempdir = chosen
 
 
 def lower_priority(nice: int | str) -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing import util
 from pathlib import Path
@@ -31,7 +32,10 @@ LOADED_FOR_COMMANDS = (
     "numpy.random",
     "pydantic",
 )
-SCRIPT = """#!{python} -SE
+# The shell reads the first lines too: the path of a virtual environment may have spaces.
+SCRIPT = """#!/bin/sh
+'''exec' "{python}" -SE "$0" "$@"
+' '''
 import json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
 link.connect({address!r})
@@ -48,7 +52,8 @@ class CommandForker:
     """The process that forks, and a folder with the scripts. It ends with the tests."""
 
     def __init__(self, folder: Path) -> None:
-        address = str(folder / "socket")
+        self._sockets = tempfile.TemporaryDirectory(dir="/tmp")  # TMPDIR may be too long for a socket
+        address = f"{self._sockets.name}/socket"
         code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import command_forkserver as forker;"
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"{code} forker.run({address!r})"], stdin=subprocess.PIPE
@@ -65,6 +70,7 @@ class CommandForker:
     def close(self) -> None:
         self._process.terminate()
         self._process.wait()
+        self._sockets.cleanup()
 
 
 def run(address: str) -> None:

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -95,8 +96,9 @@ def shard_processes(store: Path, folder: Path, *shards: str) -> Iterator[list[Sh
     """Shards by their numbers, on sockets or on ports by turns."""
     with ExitStack() as held:
         started = []
+        sockets = held.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))  # TMPDIR may be too long for a socket
         for place, shard in enumerate(shards):
-            listen = f"unix:{folder}/{place}.sock" if place % 2 else "127.0.0.1:0"
+            listen = f"unix:{sockets}/{place}.sock" if place % 2 else "127.0.0.1:0"
             process = ShardProcess(store, shard, listen, folder / f"shard-{place}.log")
             held.callback(process.process.kill)
             started.append(process)

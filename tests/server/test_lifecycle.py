@@ -370,8 +370,8 @@ def test_a_system_without_the_idle_class_says_so(tmp_path: Path, monkeypatch: py
     [({}, str(OPENMP_SPIN_COUNT)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
     ids=["nothing", "a count", "a policy"],
 )
-def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(environment, spins):
-    """Another process on their core would else be waited for at every product."""
+def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(environment, spins, tmp_path):
+    """Another process on their core would else be waited for at every product. TMPDIR is too long for a socket."""
     script = (
         "from memlm.server.processes import process_context; context = process_context()\n"
         "code = 'import os; print(os.getenv(\"GOMP_SPINCOUNT\"), flush=True)'\n"
@@ -379,6 +379,8 @@ def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(env
         "    child = context.Process(target=exec, args=(code,)); child.start(); child.join()"
     )
     clean = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    clean["TMPDIR"] = str(tmp_path / ("long" * 30))
+    os.mkdir(clean["TMPDIR"])
     done = subprocess.run(
         [sys.executable, "-c", script], env=clean | environment, capture_output=True, text=True, check=True, timeout=60
     )
