@@ -69,7 +69,8 @@ class TextEncoder:
         backend.encode_special_tokens = True
         plain = AddedToken(normalized=False)
         backend.add_tokens([_like(self._added.get(i, plain), self._unspeakable(i), special=False) for i in self._names])
-        return backend, {backend.token_to_id(self._unspeakable(i)): i for i in self._names}
+        ids = {i: backend.token_to_id(self._unspeakable(i)) for i in self._names}
+        return backend, {new: i for i, new in ids.items() if new is not None}
 
     @cached_property
     def _secret(self) -> str:

@@ -112,7 +112,7 @@ class Dialect(ImmutableSandboxedEnvironment):
         parsed: nodes.Template = _Metered().visit(tree)
         return parsed
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """Joins what a template, a block or a macro writes."""
         written = list[str]()
         for piece in pieces:
@@ -155,7 +155,7 @@ class Dialect(ImmutableSandboxedEnvironment):
             self._left.check(self._weight(value))
         return value
 
-    def call(self, context: Context, work: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls a method, a macro or a function of a template."""
         method = getattr(work, "__wrapped__", work)  # the sandbox wraps str.format
         given = [*args, *options.values()]
