@@ -106,7 +106,7 @@ class ChatTemplate:
         return tokenizer.with_control_tokens(new) if new else tokenizer
 
     def _own_texts(self) -> Iterator[str]:
-        """What the template writes: of its source, and of conversations, where it puts tokens together."""
+        """The template's own writing: in its source, and in conversations, where it puts tokens together."""
         yield from self.tokens.values()
         yield from self._strings
         for roles in PROBED_ROLES:
@@ -136,7 +136,8 @@ class ChatTemplate:
         """The conversation as one text, with special tokens spelled out.
 
         With `add_generation_prompt`, it ends where the assistant's next message begins. Raises InvalidInput for no
-        messages, for what the template refuses, such as two user messages in a row, and for what it would leave out.
+        messages, for those that the template refuses, such as two of the user in a row, and for any that it would leave
+        out.
         """
         return self._checked([(each.role, each.content) for each in messages], add_generation_prompt)
 
@@ -186,7 +187,7 @@ class ChatTemplate:
             )
 
     def _find_left_out(self, roles: tuple[str, ...]) -> int | None:
-        """The place of the first message that does not come out, whatever it says."""
+        """The place of the first message that does not come out, for any content."""
         turns = _probes(roles)
         try:
             text = self._write(turns, add_generation_prompt=False)
@@ -227,7 +228,7 @@ class ChatTemplate:
         return (tokenizer.control_tokens[max(found, key=len)],) if found else ()
 
     def _after(self, answer: str, turns: Sequence[Turn], add_generation_prompt: bool) -> str:
-        """What the template writes after an assistant's message that is `answer`, and before further messages."""
+        """The template's writing after an assistant's message that is `answer`, and before further messages."""
         whole = [("user", "x"), ("assistant", answer), *turns]
         _, found, after = self._write(whole, add_generation_prompt).partition(answer)
         if not found or answer in after:

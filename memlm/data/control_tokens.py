@@ -1,7 +1,7 @@
 """Control tokens stand for no text: a model's roles, ends, tools and thoughts. A text that spells one is plain text.
 
 A tokenizer says of some of its tokens that they are special. Many say it of too few: the roles of a chat template would
-be read from any document. So whoever knows more names more control tokens (`memlm.data.chat`).
+be read from any document. So a template names more of them (`memlm.data.chat`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TextEncoder:
             self._formed.discard(unknown)  # comes out of characters that the vocabulary lacks
 
     def encode(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
-        """What the library makes of texts. `ids_of` takes the control tokens out of it."""
+        """Texts as the library encodes them. `ids_of` takes the control tokens out."""
         return self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def ids_of(self, encoding: tokenizers.Encoding) -> list[int]:
@@ -142,7 +142,7 @@ class Spelling:
         return any(name.startswith(end) for end in ends for name in self.names)
 
     def continues(self, text: str) -> bool:
-        """Whether a text may become part of a control token by what stands before it."""
+        """Whether a text may become part of a control token by the text before it."""
         longest = self._lengths[0] if self._lengths else 0
         return self.within(text) or any(text[:length] in self._rests for length in range(1, longest))
 
@@ -161,7 +161,7 @@ class Spelling:
 
 
 class Shield:
-    """Keeps the contents of messages apart from what a template writes around them.
+    """Keeps the contents of messages apart from the text that a template writes around them.
 
     A content gets noncharacters where a control token could begin, so that none can come out of it, whatever the
     template makes of it. A template that looks for a text in the contents, such as the end of a thought, still finds

@@ -2,7 +2,7 @@
 
 A template comes with a model, so it is input from outside. Jinja's sandbox keeps it from the machine. It does not bound
 time or memory: `{{ 'x' * 10 ** 11 }}` or four loops in each other would take a server down. Here every loop, call,
-operator and filter pays for what it makes out of one allowance for a rendering.
+operator and filter pays for its results out of one allowance for a rendering.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TooMuch(TemplateError):
 
 
 class Allowance:
-    """What one rendering may still use: characters that it makes, and seconds of processor time."""
+    """The rest that one rendering may use: characters that it makes, and seconds of processor time."""
 
     def __init__(self, input_characters: int) -> None:
         self.characters = BASE_CHARACTERS + CHARACTERS_PER_INPUT * input_characters
@@ -93,7 +93,7 @@ class Dialect(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def allowance(self, input_characters: int = 0) -> Iterator[None]:
-        """Begins to count what this thread's compilation or rendering uses."""
+        """Begins to meter this thread's compilation or rendering."""
         self._spending.allowance = Allowance(input_characters)
         try:
             yield
@@ -113,7 +113,7 @@ class Dialect(ImmutableSandboxedEnvironment):
         return parsed
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Joins what a template, a block or a macro writes."""
+        """Joins the pieces that a template, a block or a macro writes."""
         written = list[str]()
         for piece in pieces:
             self._left.spend(len(piece))
@@ -128,16 +128,16 @@ class Dialect(ImmutableSandboxedEnvironment):
         return value
 
     def joined(self, *values: Any) -> str:
-        """What the operator `~` does."""
+        """Works as the operator `~`."""
         self._left.check(self._weight(values))
         return "".join(map(str, values))
 
     def sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        """What `value[start:stop:step]` does."""
+        """Works as `value[start:stop:step]`."""
         return value[start:stop:step]
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Does arithmetic on numbers and texts, refusing what would not end or not fit."""
+        """Does arithmetic on numbers and texts, and refuses work that would not end or not fit."""
         if operator == "%" and isinstance(left, str | bytes):
             self._check_format(left, right)
         elif operator == "*":
@@ -168,7 +168,7 @@ class Dialect(ImmutableSandboxedEnvironment):
         return self.made(super().call(context, work, *args, **options))
 
     def _bounded(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that checks what it gets and pays for what it makes."""
+        """A filter that checks its arguments and pays for its result."""
         place = 1 if hasattr(work, "jinja_pass_arg") else 0  # of the value, behind a context
 
         @functools.wraps(work)
@@ -188,7 +188,7 @@ class Dialect(ImmutableSandboxedEnvironment):
         return value
 
     def _check_growth(self, subject: Any, given: list[Any]) -> None:
-        """Refuses what may make a text of the product of all sizes, as `replace`, `join` and `indent` do."""
+        """Refuses work that may make a text of the product of all sizes, as `replace`, `join` and `indent` do."""
         widths = sum(each for each in given if _are_integers(each) and each > 0)
         self._left.check((1 + self._weight(subject)) * (1 + widths + sum(map(self._weight, given))))
 
@@ -260,7 +260,7 @@ def _call(name: str, arguments: list[nodes.Expr]) -> nodes.Call:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model learns to write. It changes nothing in the text."""
+    """`{% generation %}` marks the text that a model learns to write. It changes nothing in the text."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 

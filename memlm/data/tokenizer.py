@@ -224,7 +224,7 @@ class Tokenizer:
         return {token.content: token_id for token_id, token in added.items() if not token.special}
 
     def text_of(self, token_id: int) -> str:
-        """What spells a token, also a special one, which `decode` leaves out."""
+        """The spelling of a token, also of a special one, which `decode` leaves out."""
         added = self._backend.get_added_tokens_decoder().get(token_id)
         word = self._backend.id_to_token(token_id) or ""
         return self._bytes_of(word).decode(errors="replace") if added is None else added.content
