@@ -54,12 +54,12 @@ STATEMENT, ENDING = "The Quillon 40 is a", " weather station"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A greedy answer, and the tokens that each document contributed to it. `probability` is that of the statement's
-    right ending.
+    """A greedy answer, and the documents that it was asked from. `probability` is that of the statement's right
+    ending.
     """
 
     text: str
-    sources: dict[str, float]
+    sources: tuple[str, ...]
     probability: float
 
 
@@ -161,10 +161,14 @@ def _ask(when: str, client: Client, to: Console) -> Answer:
         tokens = client.generate(STATEMENT, max_tokens=16, temperature=0, neighbors=16)
     with tokens:
         seen = list(tokens)
-    text, sources = "".join(token.text for token in seen), render.probability_by_document(seen)
-    answer = Answer(text, dict(sources), _probability_of(STATEMENT, ENDING, client))
-    shares = [(document, share / len(seen)) for document, share in sources.most_common(2)]
-    cited = ", ".join(f"{document} {share:.0%}" for document, share in shares if share >= CITED_FROM)
+    prompt, shares = tokens.accepted.prompt, render.probability_by_document(seen)
+    passages = () if prompt is None else prompt.passages
+    sources = [each.document_id for each in passages]
+    if prompt is None:
+        sources = [document for document, share in shares.most_common(2) if share / len(seen) >= CITED_FROM]
+    text = "".join(token.text for token in seen)
+    answer = Answer(text, tuple(sources), _probability_of(STATEMENT, ENDING, client))
+    cited = ", ".join([each.place for each in passages] or sources)
     to.print(f"{when}:", style="bold")
     to.print(f"  {QUESTION}", style="dim", markup=False)
     to.print(textwrap.indent(text, "  "), markup=False)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from memlm.base.figures import duration
 from memlm.base.progress import LOADING
 from memlm.cli.console import ConsoleProgress, err
-from memlm.cli.render_index import duration, print_estimate
+from memlm.cli.render_index import print_estimate
 from memlm.index.factory import FLAT, NO_INDEX
 from memlm.index.store.manifest import CURRENT, JOURNAL, read_manifest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +15,13 @@ from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.passages import Passage
 from memlm.base.counted import counted
-from memlm.base.figures import figure, file_size
+from memlm.base.figures import duration, figure, file_size
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line, printable
 from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
 from memlm.index.factory import NO_INDEX
 
 SHOWN_FILES = 100
-TIME_UNITS = (("min", 60, 90 * 60), ("h", 3600, 48 * 3600), ("days", 86_400, math.inf))  # in seconds, and up to where
 SERVED_WITHOUT_KEYS = (
     "it serves answer, passages, trace, search --by words and drafts, and generation finds no neighbors"
 )
@@ -125,15 +123,6 @@ def _estimate_lines(estimate: Any, num_files: int) -> list[tuple[str, str]]:
         ("RAM", ram),
         ("time", f"about {duration(seconds)}{pace}"),
     ]
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that a person would name it in, with two digits or more."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    name, unit_s = next((unit for unit in TIME_UNITS if seconds < unit[2]), TIME_UNITS[-1])[:2]
-    count = seconds / unit_s
-    return f"{count:.2g} {name}" if count < 10 else f"{count:,.0f} {name}"
 
 
 def print_build(report: Any, *, json: bool) -> None:

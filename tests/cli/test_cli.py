@@ -32,7 +32,7 @@ from memlm.cli.app import app
 from memlm.cli.client_connection import in_their_places
 from memlm.cli.console import ConsoleProgress, jsonable
 from memlm.cli.options import num_bytes
-from memlm.cli.render_index import SERVED_WITHOUT_KEYS, duration
+from memlm.cli.render_index import SERVED_WITHOUT_KEYS
 from memlm.cli.serve import announcement
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.estimate import SAMPLE_DOCUMENTS
@@ -373,22 +373,6 @@ def test_a_dry_run_lists_the_files_that_would_be_read(capsys, model_folder, corp
     result = json.loads(memlm(capsys, *build, "--json")[1])
     assert (result["files"], result["tokens_per_s"] > 0) == (names, True)
     assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.2, "1 s"),
-        (89, "89 s"),
-        (100, "1.7 min"),
-        (5400, "1.5 h"),
-        (1.008e5, "28 h"),
-        (9e5, "10 days"),
-        (9e7, "1,042 days"),
-    ],
-)
-def test_times_are_in_the_unit_of_people(seconds, shown):
-    assert duration(seconds) == shown
 
 
 @pytest.fixture

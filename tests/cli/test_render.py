@@ -162,6 +162,11 @@ def test_a_path_in_a_narrow_table_is_whole():
         (duration(0.2), "1 s"),
         (duration(1.008e5), "28 h"),
         (duration(4000), "67 min"),
+        (duration(89), "89 s"),
+        (duration(100), "1.7 min"),
+        (duration(5400), "1.5 h"),
+        (duration(9e5), "10 days"),
+        (duration(9e7), "1,042 days"),
     ],
 )
 def test_figures_are_written_as_people_read_them(shown, expected):
