@@ -102,7 +102,8 @@ class Snapshot:
         then, now = self.defaults.tuned_entries, self.num_entries
         if then is None or now <= GROWTH * then:
             return None
-        remedy = f"compact {self.path}" if self.defaults.tuned_itself else f"tune {self.path} HELDOUT"
+        path, can_compact = quote(str(self.path)), self.defaults.tuned_itself and self.manifest.spec.keep_keys
+        remedy = f"compact {path}" if can_compact else f"tune {path} HELDOUT"
         return (
             f"it had {then:,} entries when it was tuned, and has {now:,} now; memlm index {remedy} --model MODEL tunes"
             " it again"

@@ -11,9 +11,11 @@ from memlm.api.datastores import DOCUMENTS_OPTION, NAMES, WHERE_OPTION, as_filte
 from memlm.api.generation import Completion
 from memlm.api.params import MAX_STORES, RetrievalParams, StreamRequest, stream_fields
 from memlm.api.passages import (
+    BUDGET,
     MAX_PASSAGES,
     MORE_PASSAGES,
     NUM_PASSAGES_OPTION,
+    PASSAGE_TOKENS,
     PASSAGES,
     AnswerPrompt,
     Passage,
@@ -31,8 +33,7 @@ from memlm.index.store.filters import DocumentFilter
 
 MAX_QUESTION_CHARACTERS = 1 << 16
 MAX_PASSAGE_CHARACTERS = 1 << 18  # of all passages of one answer
-BUDGET, MAX_BUDGET = 1024, 1 << 20  # tokens of a prompt, by default, and at most
-PASSAGE_TOKENS = 128  # at most, of one that is found
+MAX_BUDGET = 1 << 20  # tokens of a prompt, at most
 
 # Of a mixture: the request's own fields, and those that have an effect there.
 _MIXED = {"sampling", "retrieval", "top_logprobs", "resume_s"}

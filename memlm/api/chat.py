@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from memlm.api.params import StreamRequest, stream_fields
-from memlm.api.passages import NUM_PASSAGES_OPTION, check_num_passages
+from memlm.api.passages import BUDGET, MORE_PASSAGES, NUM_PASSAGES_OPTION, PASSAGE_TOKENS, check_num_passages
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.errors import InvalidInput
 
@@ -94,7 +94,8 @@ class ChatRequest(StreamRequest):
 
     @property
     def approximate_tokens(self) -> int:
-        return sum(TOKENS_OF_A_TURN + approximate_tokens(message.content) for message in self.messages)
+        passages = min(BUDGET, PASSAGE_TOKENS * (self.num_passages or MORE_PASSAGES)) if self.finds_passages else 0
+        return passages + sum(TOKENS_OF_A_TURN + approximate_tokens(message.content) for message in self.messages)
 
 
 def messages_of(given: object) -> tuple[Message, ...]:

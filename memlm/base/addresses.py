@@ -41,8 +41,11 @@ def proxy_advice(target: str) -> str:
     name = next((name for name in PROXY_VARIABLES if os.environ.get(name)), None)
     if name is None or is_local(target) or _is_excepted(host_in(target)):
         return ""
-    proxy = urlsplit(os.environ[name])
-    shown = f"{proxy.hostname}:{proxy.port}" if proxy.hostname and proxy.port else proxy.hostname or "one"
+    try:
+        proxy = urlsplit(os.environ[name])
+        shown = f"{proxy.hostname}:{proxy.port}" if proxy.hostname and proxy.port else proxy.hostname or "one"
+    except ValueError:  # of a port that is no number
+        shown = "one"
     return (
         f"; it was asked for through the proxy {shown} of the variable {name}, which no_proxy={host_in(target)} avoids"
     )

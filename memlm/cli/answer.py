@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest
 from memlm.api.handles import TokenStream
+from memlm.api.params import SAMPLING
 from memlm.api.server import ModelInfo
 from memlm.cli import options, render
 from memlm.cli.client_connection import HERE, Target, Timeout, client_of
 from memlm.cli.console import emit_json
 from memlm.cli.fields import with_fields
 from memlm.cli.render_index import print_passages
+from memlm.errors import PermissionDenied
 
 if TYPE_CHECKING:
     from memlm.client import Client
     from memlm.language_model import LanguageModel
 
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", "-n", help="Maximum number of tokens of an answer.", rich_help_panel=SAMPLING,
+        show_default=f"{options.MAX_TOKENS}, or a quarter of the context",
+    ),
+]  # fmt: skip
 NOT_OF_ANSWERS = ("temperature", "max_tokens", "session", "resume_s")  # or with defaults here
 
 
@@ -32,7 +44,7 @@ def answer(
     attention_window: options.AttentionWindow = None,
     extended_attention: options.ExtendedAttention = None,
     temperature: options.Temperature = options.TEMPERATURE,
-    max_tokens: options.MaxTokens = options.MAX_TOKENS,
+    max_tokens: MaxTokens = None,
     json: options.Json = False,
 ) -> None:
     """Answer a question from the passages of datastores that are likeliest to answer it."""
@@ -54,25 +66,28 @@ def client_answer(
     target: Target = HERE,
     timeout: Timeout = 60.0,
     temperature: options.Temperature = options.TEMPERATURE,
-    max_tokens: options.MaxTokens = options.MAX_TOKENS,
+    max_tokens: MaxTokens = None,
     json: options.Json = False,
 ) -> None:
     """Answer a question from the passages of a server's datastores that are likeliest to answer it."""
     with client_of(target, timeout) as client:
-        _answer(client, client.get_model(), request, temperature, max_tokens, json=json)
+        model = None
+        with suppress(PermissionDenied):  # of a token for answers alone: the server has limits of its own
+            model = client.get_model() if max_tokens is None else None
+        _answer(client, model, request, temperature, max_tokens, json=json)
 
 
 def _answer(
     host: LanguageModel | Client,
-    model: ModelInfo,
+    model: ModelInfo | None,
     request: AnswerRequest,
     temperature: float,
-    max_tokens: int,
+    max_tokens: int | None,
     *,
     json: bool,
 ) -> None:
-    if max_tokens == options.MAX_TOKENS:  # as it is by default, in a short context less
-        max_tokens = min(max_tokens, max(1, model.context_length // 4))
+    if max_tokens is None and model is not None:
+        max_tokens = min(options.MAX_TOKENS, max(1, model.context_length // 4))
     sampling = replace(request.sampling, temperature=temperature, max_tokens=max_tokens)
     print_answer(host.stream_answer(replace(request, sampling=sampling)), json=json)
 

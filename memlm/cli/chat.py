@@ -100,7 +100,8 @@ def chat(
     if target is not None and store:
         raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
     of_stores = [field.name for field in fields(RetrievalParams) if field.name != "context_cache"]
-    retrieval = [name for name in (*of_stores, "num_passages") if name in answers]
+    retrieval = [f"--{name.replace('_', '-')}" for name in of_stores if name in answers]
+    retrieval += ["--passages"] * bool(answers.get("num_passages"))
     if model is not None and not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
     asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}

@@ -47,10 +47,14 @@ class PlannedBuild:
 
     def foretell(self, checkpoint: Checkpoint, *, asks: bool) -> None:
         """Says how long the work takes, and with `asks` asks before long work on a terminal. Raises typer.Exit for an
-        answer of no.
+        answer of no, and StorageFull where the disk will not hold a new datastore.
         """
         estimate = self._estimate(checkpoint)
-        _say(estimate)
+        if not (self.store / CURRENT).exists():
+            estimate.check(self.store)
+            _say(estimate)
+        elif estimate.seconds is not None and estimate.seconds > SAID_S:
+            err.print(f"{estimate.entries:,} entries take about {duration(estimate.seconds)}.", markup=False)
         is_long = estimate.seconds is not None and estimate.seconds > ASKED_S
         is_typed = sys.stdin is not None and sys.stdin.isatty() and err.is_terminal
         if is_long and asks and is_typed and not typer.confirm("Go on?", err=True):
@@ -78,7 +82,8 @@ def foretell_build(planned: PlannedBuild, *, asks: bool) -> Path | Checkpoint:
     """Foretells a new datastore, and returns the loaded model. Where there is nothing to foretell, because a build
     resumes, is refused, or reads nothing with the model, returns the model's path.
     """
-    if planned.index == NO_INDEX or any((planned.store / name).exists() for name in (JOURNAL, CURRENT)):
+    is_there = any((planned.store / name).exists() for name in (JOURNAL, CURRENT))
+    if planned.corpus.has_pipes or planned.index == NO_INDEX or is_there:
         return planned.model
     checkpoint = planned.load()
     planned.foretell(checkpoint, asks=asks)
@@ -89,7 +94,7 @@ def foretell_addition(
     model: Path, corpus: Corpus, store: Path, *, dtype: str, device: str, asks: bool
 ) -> Path | Checkpoint:
     """As `foretell_build`, for documents that are added to a datastore. Raises Incompatible for another model's."""
-    if (store / JOURNAL).exists() or not (store / CURRENT).exists():
+    if corpus.has_pipes or (store / JOURNAL).exists() or not (store / CURRENT).exists():
         return model
     manifest = read_manifest(store)
     if (spec := manifest.spec).index == NO_INDEX:

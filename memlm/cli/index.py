@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlm.api.answers import FindPassagesRequest
-from memlm.api.datastores import INDEX, SearchRequest
+from memlm.api.datastores import CHECKS, INDEX, SearchRequest
 from memlm.base.counted import counted
 from memlm.base.options import RESEARCH
 from memlm.base.printable import one_line
@@ -30,7 +30,7 @@ from memlm.cli.render_index import (
     print_passages,
     print_tuning,
 )
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_choice
 
 if TYPE_CHECKING:
     from memlm.model.checkpoint import Checkpoint
@@ -95,7 +95,14 @@ def build(
     if dry_run:
         planned.print(json=json)
         return
+    max_ram_bytes = options.num_bytes(max_ram)
     with on_interrupt(partial(describe_build, out_folder, model)):
+        from memlm.indexing.build import build_index, check_build
+
+        check_build(
+            out_folder, index=index, target=target, max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune,
+            window=window, stride=stride, check=check,
+        )  # fmt: skip
         given = foretell_build(planned, asks=not (yes or json)) if engine == "local" else model
         with (
             ConsoleProgress() as progress,
@@ -103,11 +110,9 @@ def build(
         ):
             if given is model:
                 progress(LOADING, 0, 1)
-            from memlm.indexing.build import build_index
-
             report = build_index(
                 loaded, documents, out_folder, index=index, target=target, encoder=encoder,
-                max_ram_bytes=options.num_bytes(max_ram), keep_keys=keep_keys, prune=prune, window=window,
+                max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune, window=window,
                 stride=stride, seed=seed, check=check, dtype=dtype, device=device, progress=progress,
             )  # fmt: skip
     print_build(report, json=json)
@@ -131,6 +136,7 @@ def add(
     json: options.Json = False,
 ) -> None:
     """Add documents as a new segment, while readers keep reading."""
+    check_choice("check", check, CHECKS)
     documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
     with on_interrupt(partial(describe_build, store, model)):
         given: Path | Checkpoint = model
@@ -185,7 +191,13 @@ def delete(
 def compact(
     store: options.StoreArgument,
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", metavar="MODEL", help="Measure the new index with this model.")
+        Path | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="Measure the new index with this model, and tune an outgrown datastore.",
+        ),
     ] = None,
     purge: options.Purge = False,
     check: options.Check = "quick",

@@ -57,7 +57,7 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
         out.print(place.append(f"  score {figure(passage.score)}", style="not bold dim"))
         out.print(Text(indent(printable(passage.text), "  ")))
     if not passages:
-        out.print("No passage has a word of the question. --by meaning ranks all passages.")
+        out.print("No passage has a word of the question. --by meaning ranks all passages of a datastore with keys.")
 
 
 def _snippet(snippet: str, phrase: str) -> Text:
@@ -218,7 +218,7 @@ def print_compaction(done: Any, *, json: bool) -> None:
     if done.outgrown:
         err.print(one_line(f"its tuning is outgrown: {done.outgrown}"), markup=False)
     if done.segments_before <= 1 and not done.deleted_documents:
-        out.print("There is at most one segment and nothing deleted: nothing to do.")
+        out.print("There is at most one segment and nothing deleted: nothing to compact.")
         return
     became = "one" if done.entries else "none"
     out.print(

@@ -36,7 +36,7 @@ class TextEncoder:
     """Encodes texts, in which nothing is a control token, and renderings, in which some parts are."""
 
     def __init__(self, backend: tokenizers.Tokenizer, control: Mapping[str, int]) -> None:
-        self._added = backend.get_added_tokens_decoder()
+        self._added, self._secret = backend.get_added_tokens_decoder(), secrets.token_hex(8)
         unmarked = [i for i in control.values() if i in self._added and not self._added[i].special]
         if unmarked:  # the library looks for such tokens in a text, and not for special ones
             backend = tokenizers.Tokenizer.from_str(backend.to_str())
@@ -71,10 +71,6 @@ class TextEncoder:
         backend.add_tokens([_like(self._added.get(i, plain), self._unspeakable(i), special=False) for i in self._names])
         ids = {i: backend.token_to_id(self._unspeakable(i)) for i in self._names}
         return backend, {new: i for i, new in ids.items() if new is not None}
-
-    @cached_property
-    def _secret(self) -> str:
-        return secrets.token_hex(8)
 
     def _unspeakable(self, token_id: int) -> str:
         return f"\ufdd0{self._secret}{self._names[token_id]}\ufdd0"

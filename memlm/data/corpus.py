@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import IO, Any, TypeAlias
@@ -132,10 +132,15 @@ class Corpus:
 
     def require_text(self) -> None:
         """Raises InvalidInput where an iteration would find no document. Reads up to the first one, so that a caller
-        knows it before a model is loaded. Standard input can be read once, so it is not read here.
+        knows it before a model is loaded. With a pipe, nothing is read.
         """
-        if not self.documents and all(str(path) != STANDARD_INPUT for path in self.paths):
+        if not self.documents and not self.has_pipes:
             next(iter(replace(self, on_problem=_ignore)))
+
+    @property
+    def has_pipes(self) -> bool:
+        """Whether a part of it can be read once, or waits for another program."""
+        return not all(path.is_file() or path.is_dir() for path in self.places)
 
     def files(self) -> Iterator[tuple[str, Path]]:
         """Yields each file that may be read, with the name its documents go by."""
@@ -144,13 +149,13 @@ class Corpus:
     def found(self, on_unreadable: Callable[[Path, OSError], None] = lambda path, error: None) -> Listing:
         """Lists all files that are there, in the order of the paths, before any is read.
 
-        A file is called by its path within its folder. Where two would have one name, as the README.md of two folders,
-        all are called by their paths within the folder that holds all paths.
+        A file is called by its path within its folder. Those that would have one name, as the README.md of two folders,
+        are called by their paths within the folder that holds all paths.
         """
         listings = [self._files_of(path, on_unreadable) for path in self.places]
         names = Counter(name for listing in listings for name, _ in listing)
         if len(names) < names.total():
-            return _called_apart(self.places, listings)
+            return _called_apart(self.places, listings, {name for name, count in names.items() if count > 1})
         return [each for listing in listings for each in listing]
 
     def _files_of(self, path: Path, on_unreadable: Callable[[Path, OSError], None]) -> Listing:
@@ -327,15 +332,19 @@ def _check_there(path: Path) -> None:
         raise NotFound(f"no file or folder at {path}; {why}", kind="corpus", name=str(path))
 
 
-def _called_apart(places: Sequence[Path], listings: Sequence[Listing]) -> Listing:
-    """Files under names that tell folders apart. A file that was given twice comes once."""
+def _called_apart(places: Sequence[Path], listings: Sequence[Listing], shared: Container[str]) -> Listing:
+    """Files, those with `shared` names under names that tell folders apart. A file that was given twice comes once."""
     folders = [place if place.is_dir() else place.parent for place in places if str(place) != STANDARD_INPUT]
     common = os.path.commonpath([os.path.abspath(folder) for folder in folders or [PIPED_IN.parent]])
-    named = dict[str, Path]()
-    for name, path in (each for listing in listings for each in listing):
-        within = name if path is PIPED_IN else PurePath(os.path.relpath(os.path.abspath(path), common)).as_posix()
-        named.setdefault(within, path)
-    return list(named.items())
+    files = {(name, os.path.abspath(path)): path for listing in listings for name, path in listing}
+
+    def named(name: str, where: str) -> str:
+        return name if files[name, where] is PIPED_IN else PurePath(os.path.relpath(where, common)).as_posix()
+
+    called = [(named(*each) if each[0] in shared else each[0], path) for each, path in files.items()]
+    if len({name for name, _ in called}) < len(called):  # a new name is that of another file within its folder
+        called = [(named(*each), path) for each, path in files.items()]
+    return called
 
 
 def _check(document: Document) -> None:

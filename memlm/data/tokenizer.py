@@ -136,8 +136,8 @@ class Tokenizer:
         described = json.loads(self._special_backend.to_str())  # which knows them all still, to name them
         described["added_tokens"] = [token for token in described["added_tokens"] if token["id"] < num_rows]
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(described))
-        for name in ("special_tokens", "other_added_tokens"):
-            self.__dict__.pop(name, None)  # found anew, without those
+        for cached in ("special_tokens", "other_added_tokens"):
+            self.__dict__.pop(cached, None)  # found anew, without those
         self.control_tokens = self.special_tokens
         self._encoder = TextEncoder(self._backend, self.control_tokens)
         used = (self.start_id, *self.end_ids, *self.special.prefix)

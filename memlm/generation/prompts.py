@@ -24,15 +24,14 @@ def prompt_steps(checkpoint: Checkpoint, request: StreamRequest, session: Sessio
         return (yield from _conversation_steps(checkpoint, request, session))
     assert isinstance(request, GenerateRequest)
     tokenizer, ids = checkpoint.tokenizer, request.prompt_token_ids
-    _check_fits(checkpoint, session, len(ids) or tokenizer.least_tokens(request.prompt))
+    _check_fits(checkpoint, session.num_read, len(ids) or tokenizer.least_tokens(request.prompt))
     yield from tokenizer.check_ids(ids, "prompt_token_ids")
     return ids or (yield from tokenizer.encode_steps(request.prompt))
 
 
 def _conversation_steps(checkpoint: Checkpoint, request: ChatRequest, session: SessionState) -> Steps[list[int]]:
     tokenizer, messages = checkpoint.tokenizer, request.messages
-    _check_fits(checkpoint, session, sum(tokenizer.least_tokens(message.content) for message in messages))
-    yield Offload(lambda: checkpoint.chat_end_ids)  # the first time reads the template from the disk
+    yield from check_conversation(checkpoint, request, session.num_read)
 
     def encode() -> list[int]:
         return checkpoint.chat_template.encode(messages, tokenizer, continued=session.ends_in_answer)
@@ -43,8 +42,18 @@ def _conversation_steps(checkpoint: Checkpoint, request: ChatRequest, session: S
     return encoded
 
 
-def _check_fits(checkpoint: Checkpoint, session: SessionState, least_tokens: int) -> None:
-    longest, least = checkpoint.decoder.config.max_length, session.num_read + least_tokens
+def check_conversation(checkpoint: Checkpoint, request: ChatRequest, num_read: int) -> Steps[None]:
+    """Refuses a conversation that is far too long behind `num_read` tokens of a session, and one of a model without a
+    template, before anything is encoded.
+    """
+    least = sum(checkpoint.tokenizer.least_tokens(message.content) for message in request.messages)
+    _check_fits(checkpoint, num_read, least)
+    # The first time reads the template from the disk, and prepares the tokenizer for renderings.
+    yield Offload(lambda: (checkpoint.chat_end_ids, checkpoint.tokenizer.encode_parts(())))
+
+
+def _check_fits(checkpoint: Checkpoint, num_read: int, least_tokens: int) -> None:
+    longest, least = checkpoint.decoder.config.max_length, num_read + least_tokens
     if longest is not None and least > longest:
         raise too_long(f"at least {least:,}", longest)
 

@@ -81,6 +81,33 @@ class BuildReport:
     outgrown: str | None = None
 
 
+def check_build(
+    out: str | Path,
+    *,
+    index: str,
+    target: float | None,
+    max_ram_bytes: int | None,
+    keep_keys: bool,
+    prune: float | None,
+    window: int | None,
+    stride: int | None,
+    check: str,
+    encoder: BlockEncoder | None = None,
+) -> None:
+    """Raises what `build_index` raises for its options and its folder, without a model."""
+    check_path("out", out, "a new folder")
+    check_prune(prune)
+    check_choice("check", check, CHECKS)
+    check_range("target", target, above=0, most=1)
+    if index == NO_INDEX:
+        _check_no_keys(
+            target=target, max_ram_bytes=max_ram_bytes, keep_keys=None if keep_keys else False, prune=prune,
+            window=window, stride=stride, encoder=encoder,
+        )  # fmt: skip
+    resolve_index(index, 0, 1)
+    StoreWriter.check_new(out)
+
+
 def build_index(
     model: str | Path | Checkpoint,
     corpus: Texts,
@@ -119,18 +146,11 @@ def build_index(
     Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it, and
     InvalidInput for an option of keys beside an index of "none".
     """
-    check_path("out", out, "a new folder")
     corpus = corpus_of(corpus)
-    check_prune(prune)
-    check_choice("check", check, CHECKS)
-    check_range("target", target, above=0, most=1)
-    if index == NO_INDEX:
-        _check_no_keys(
-            target=target, max_ram_bytes=max_ram_bytes, keep_keys=None if keep_keys else False, prune=prune,
-            window=window, stride=stride, encoder=encoder,
-        )  # fmt: skip
-    resolve_index(index, 0, 1)
-    StoreWriter.check_new(out)
+    check_build(
+        out, index=index, target=target, max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune, window=window,
+        stride=stride, check=check, encoder=encoder,
+    )  # fmt: skip
     checkpoint = _loaded(model, dtype, device, progress)
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
@@ -246,7 +266,7 @@ def _check_no_keys(**options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise InvalidInput(
-                f"{name} is {value!r}, and a store with the index 'none' has no keys; leave {name} out, or give another"
+                f"{name} is {value!r}, and a store with the index 'none' has no keys; leave it out, or give another"
                 " index",
                 field=name,
             )

@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from memlm.api.answers import BUDGET, MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassagesRequest
+from memlm.api.answers import MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassagesRequest
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
-from memlm.api.passages import AnswerPrompt, Passage, default_num_passages
+from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passages
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import InvalidInput, NotFound
@@ -24,6 +24,7 @@ from memlm.generation.batch import stream
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import MixedGeneration, stream_mixed
+from memlm.generation.prompts import check_conversation
 from memlm.model.checkpoint import Checkpoint
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
 
@@ -109,19 +110,23 @@ def stream_request(engine: Engine, request: StreamRequest) -> Generator[Generati
 
 
 def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tuple[ChatRequest, AnswerPrompt | None]]:
-    """The request with passages before its last user message, as many as the context has room for."""
-    retrieval = request.retrieval
-    number = request.num_passages or default_num_passages(engine.checkpoint.decoder.num_parameters)
-    search = FindPassagesRequest(
-        request.question[-MAX_QUESTION_CHARACTERS:], k=number, exclude_documents=retrieval.exclude_documents
-    )
+    """The request with passages before its last user message, as many as the context has room for. What `Engine.start`
+    refuses for its session, adapter or length is refused before anything is searched or encoded.
+    """
+    checkpoint, retrieval, num_read = engine.checkpoint, request.retrieval, 0
+    engine.sessions.adapter_of(request, owner=owner)
+    if request.session is not None:
+        num_read = engine.sessions.get(request.session, owner=owner).num_tokens
+    yield from check_conversation(checkpoint, request, num_read)
+    number = request.num_passages or default_num_passages(checkpoint.decoder.num_parameters)
+    question = request.question.strip()[-MAX_QUESTION_CHARACTERS:]
+    search = FindPassagesRequest(question, k=number, exclude_documents=retrieval.exclude_documents)
     passages = yield from engine.find_passages(search, retrieval.names)
     if not retrieval.sets_mixture:
         request = replace(request, retrieval=_alone(retrieval))
     if not passages:
         return request, None
-    num_read = 0 if request.session is None else engine.sessions.get(request.session, owner=owner).num_tokens
-    build = partial(_chat_prompt, engine.checkpoint, request, passages, num_read)
+    build = partial(_chat_prompt, checkpoint, request, passages, num_read)
     prompt: AnswerPrompt | None = yield Offload(build, is_long=True)
     return (request, None) if prompt is None else (request.asking(prompt.text), prompt)
 
@@ -130,22 +135,22 @@ def _chat_prompt(
     checkpoint: Checkpoint, request: ChatRequest, passages: Sequence[Passage], num_read: int
 ) -> AnswerPrompt | None:
     """The last user message behind the passages that fit into the context, beside the other messages and `num_read`
-    tokens of a session. None if none fits: passages make no chat fail.
+    tokens of a session. None where the conversation alone does not fit: passages make no chat fail.
     """
     template, tokenizer, longest = checkpoint.chat_template, checkpoint.tokenizer, checkpoint.decoder.config.max_length
 
-    def count(text: str) -> int:
-        return len(template.encode(request.asking(text).messages, tokenizer))
+    def alone(text: str) -> int:
+        return len(template.encode([Message("user", text)], tokenizer))
 
     try:
-        budget = count(request.question) + BUDGET
+        whole = len(template.encode(request.messages, tokenizer))
+        others, budget = whole - alone(request.question), whole + BUDGET  # the other messages are encoded once
         if longest is not None:
             budget = min(budget, longest - num_read - (request.sampling.max_tokens or longest // 4))
-        built = _ask(request.question, numbered(passages), budget, count)
+        built = _ask(request.question, numbered(passages), budget, lambda text: others + alone(text))
     except InvalidInput:  # too long without passages too, or messages that only a session's text makes a conversation
         return None
-    taken = built.taken["passages"]
-    return _prompt_of(built, passages, taken) if taken else None
+    return _prompt_of(built, passages, built.taken["passages"])
 
 
 @contextmanager

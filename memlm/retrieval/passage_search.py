@@ -9,7 +9,7 @@ datastore, built from the live documents.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +28,7 @@ from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
 K1, B = 1.2, 0.75  # of BM25: how soon a repeated word counts no more, and how much a long passage counts less
-MOST_WORDS = 500  # different words of a question that are looked up: counts take this many numbers a passage
+MOST_WORDS = 500  # different words of a question that are looked up
 FUSION_RANK = 60  # added to each rank, so that the first few differ little
 
 
@@ -79,19 +79,19 @@ def find_passages(
 
 
 def bm25(
-    counts_WP: Int64[np.ndarray, "W P"], num_words_P: Int64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
+    counts: Iterable[Int64[np.ndarray, " P"]], num_words_P: Int64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
 ) -> Float64[np.ndarray, " P"]:
-    """Scores passages by how often each of W words stands in them (BM25, Robertson and Zaragoza 2009, with the
-    logarithm that is never negative). Averages and document frequencies are those of the live passages.
+    """Scores passages by how often each word stands in them (BM25, Robertson and Zaragoza 2009, with the logarithm that
+    is never negative). Averages and document frequencies are those of the live passages. The counts of one word are
+    held at a time.
     """
-    num_live = int(live_P.sum())
-    if not num_live:
-        return np.zeros(len(live_P))
-    having_W = (counts_WP[:, live_P] > 0).sum(axis=1)
-    weights_W = np.log1p((num_live - having_W + 0.5) / (having_W + 0.5))
-    lengths_P = num_words_P / max(num_words_P[live_P].mean(), 1e-9)
-    gains_WP = counts_WP * (K1 + 1) / (counts_WP + K1 * (1 - B + B * lengths_P))
-    scores_P: np.ndarray = weights_W @ gains_WP
+    scores_P = np.zeros(len(live_P))
+    if not (num_live := int(live_P.sum())):
+        return scores_P
+    norms_P = K1 * (1 - B + B * num_words_P / max(num_words_P[live_P].mean(), 1e-9))
+    for counts_P in counts:
+        having = int((counts_P[live_P] > 0).sum())
+        scores_P += np.log1p((num_live - having + 0.5) / (having + 0.5)) * counts_P * (K1 + 1) / (counts_P + norms_P)
     return scores_P
 
 
@@ -143,10 +143,9 @@ def _found(
     orders = dict[PassagesBy, np.ndarray]()
     if request.by is not PassagesBy.MEANING:
         words = list(dict.fromkeys(terms_of(request.question)))[:MOST_WORDS]
-        counts = [np.stack([part.passages.counts_P(word) for word in words]) for part in parts] if words else []
-        counts_WP = np.concatenate(counts, axis=1) if words else np.zeros((0, len(live_P)), np.int64)
+        counts = (np.concatenate([part.passages.counts_P(word) for part in parts]) for word in words)
         num_words_P = np.concatenate([part.passages.num_words_P for part in parts])
-        scores_P = scores[PassagesBy.WORDS] = bm25(counts_WP, num_words_P, live_P)
+        scores_P = scores[PassagesBy.WORDS] = bm25(counts, num_words_P, live_P)
         orders[PassagesBy.WORDS] = _best_first(scores_P, wanted_P & (scores_P > 0))
     if request.by is not PassagesBy.WORDS:
         assert question_D is not None

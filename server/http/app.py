@@ -12,7 +12,6 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
@@ -46,15 +45,6 @@ PLAYGROUND_HEADERS = {
 }
 
 log = logging.getLogger("memlm.server")
-
-
-class _IdConvertor(PathConvertor):
-    """The rest of a path, of any characters: an id may have an end of line."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("path", _IdConvertor())
 
 
 class HttpApp:
@@ -163,11 +153,11 @@ def _with_slash(path: str) -> tuple[str, ...]:
     """The path with a slash at its end, which clients add. Where it ends in an id the slash may be of that, and /docs
     has links from its folder.
     """
-    return () if path.endswith(":path}") or path == "/docs" else (f"{path}/",)
+    return () if path.endswith(":id}") or path == "/docs" else (f"{path}/",)
 
 
 def _unknown(path: str) -> NotFound:
-    paths = list(dict.fromkeys(endpoint.path.replace(":path", "") for endpoint in ENDPOINTS))
+    paths = list(dict.fromkeys(endpoint.path.replace(":id", "") for endpoint in ENDPOINTS))
     near = difflib.get_close_matches(path, paths, n=1, cutoff=0.8)
     hint = f"; did you mean {near[0]}?" if near else ";"
     return NotFound(f"there is no {path!r} here{hint} there are {', '.join(paths)}, and /docs describes them")

@@ -14,7 +14,7 @@ from memlm.server.http.schema import Schema
 
 
 class _Id(Convertor[str]):
-    """The id of a document in a path: any text, also one with line ends, which a `path` does not take."""
+    """The id of a document or model in a path: any text, also one with line ends, which a `path` does not take."""
 
     regex = "(?s:.*)"
 
@@ -52,7 +52,7 @@ _STORE, _OPERATION = "/v1/datastores/{store}", "/v1/operations/{operation}"
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/models", models.list_models, "The model that is served.", _OPENAI),
-    Endpoint("GET", "/v1/models/{model:path}", models.get_model, "The model of this id.", _OPENAI),
+    Endpoint("GET", "/v1/models/{model:id}", models.get_model, "The model of this id.", _OPENAI),
     Endpoint(
         "POST",
         "/v1/completions",

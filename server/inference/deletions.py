@@ -66,7 +66,8 @@ class DeletionFilter:
         for passage in passages:
             if self._is_deleted(passage):
                 raise NotFound(
-                    f"the document {passage.document_id!r} was deleted while an answer was made from it; ask again",
+                    f"the document {passage.document_id!r} was deleted while an answer was made from it, or its"
+                    " datastore was compacted or replaced; ask again",
                     kind="document",
                     name=passage.document_id,
                 )

@@ -156,7 +156,7 @@ class JobRunner:
             request = RememberRequest(documents, job.store, replace=job.request["replace"])
             async with self.writing():
                 await self._workers.answer(request, caller=job.owner, owner=job.owner)
-            info = await self._workers.answer(GetDatastoreRequest(job.store))
+            info = await self._workers.answer(GetDatastoreRequest(job.store), internal=True)
         except (AlreadyExists, InvalidInput):
             raise
         except MemlmError as error:
@@ -177,8 +177,13 @@ class JobRunner:
     def _next(self) -> Job | None:
         """A waiting job whose datastore no other job changes."""
         taken = {Path(job.path).resolve() for job in self._records if job.state == JobState.RUNNING}
-        now_s, waiting = time.monotonic(), (job for job in self._records if job.state == JobState.QUEUED)
-        ready = (job for job in waiting if job.not_before_s <= now_s and Path(job.path).resolve() not in taken)
+        waiting = (job for job in self._records if job.state == JobState.QUEUED)
+        ready, now_s = list[Job](), time.monotonic()
+        for job in sorted(waiting, key=lambda job: job.created_s):
+            path = Path(job.path).resolve()
+            if path not in taken and job.not_before_s <= now_s:
+                ready.append(job)
+            taken.add(path)  # operations on one datastore keep their order
         return self._first(ready)
 
     def _first(self, jobs: Iterable[Job]) -> Job | None:
@@ -190,7 +195,7 @@ class JobRunner:
         self._turns[job.owner] = self._turn
         job.state, job.started_s = JobState.RUNNING, job.started_s or time.time()
         job.attempts += 1
-        if job.kind == ADD and not job.has_begun:
+        if job.kind == ADD and job.attempts == 1:  # a later attempt has to see what this one added
             job.since = await asyncio.to_thread(lambda: read_manifest(Path(job.path)).last_segment)
         await self._records.write(job)
 

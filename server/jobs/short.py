@@ -22,9 +22,13 @@ def may_overtake(job: Job, jobs: Iterable[Job]) -> bool:
     if job.kind != ADD or job.attempts or _size_of(job.documents) > SHORT_BYTES:
         return False
     return not any(
-        other.is_open and other.store == job.store and other is not job and other.created_s <= job.created_s
+        other.is_open and _is_same(other, job) and other is not job and other.created_s <= job.created_s
         for other in jobs
     )
+
+
+def _is_same(one: Job, other: Job) -> bool:
+    return Path(one.path).resolve() == Path(other.path).resolve()
 
 
 def documents_of(job: Job) -> tuple[NewDocument, ...]:

@@ -330,6 +330,18 @@ def test_a_title_that_is_no_text_is_no_title(tmp_path, given, kept):
     assert (document.title, document.metadata) == ("", kept)
 
 
+def test_a_pipe_is_not_read_before_it_is_wanted():
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        pipe.write("the text of a pipe")
+    try:
+        corpus = Corpus([f"/dev/fd/{reading}"])
+        corpus.require_text()
+        assert [document.text for document in corpus] == ["the text of a pipe"]
+    finally:
+        os.close(reading)
+
+
 def test_an_infinite_figure_is_left_out_and_told(tmp_path):
     (tmp_path / "c.jsonl").write_text('{"text": "x", "a": [1, Infinity], "b": NaN, "c": 1}')
     problems = list[Problem]()
@@ -344,8 +356,12 @@ def test_two_files_of_one_name_are_called_by_their_folders(tmp_path):
         (tmp_path / name).write_text('{"text": "a row"}' if name.endswith(".jsonl") else name)
     x, y = tmp_path / "x", tmp_path / "y"
     assert ids_of(x, tmp_path / "z.txt") == ["README.md", "a.txt", "z.txt"]
-    expected = ["x/README.md", "x/a.txt", "y/README.md", "y/rows.jsonl:1", "z.txt"]
+    expected = ["x/README.md", "a.txt", "y/README.md", "rows.jsonl:1", "z.txt"]
     assert ids_of(x, y, tmp_path / "z.txt") == expected
+    (y / "x").mkdir()
+    (y / "x/README.md").write_text("another")  # by its own name in its folder what the first is called apart
+    expected = ["x/README.md", "x/a.txt", "y/README.md", "y/rows.jsonl:1", "y/x/README.md"]
+    assert sorted(ids_of(x, y)) == expected
     assert ids_of(x / "README.md", y / "README.md") == ["x/README.md", "y/README.md"]
     assert ids_of(x, x) == ["README.md", "a.txt"]  # one file, once
 

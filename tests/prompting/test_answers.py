@@ -220,9 +220,15 @@ def test_a_chat_without_a_question_room_or_a_word_that_is_known_has_no_passages(
     options = {"seed": 1, "max_tokens": 2}
     for messages in (" ", "zzz", [Message("assistant", "a port")]):
         assert documents.chat(messages, **options).result().accepted.prompt is None
+    assert documents.chat("a port" + " " * 70_000, **options).result().accepted.prompt.passages
     store = documents.stores[0].path
     with load(model_folder, [store]) as lm:  # a context of 48 tokens has no room for a passage and its task
-        assert lm.chat("a port?", **options).result().accepted.prompt is None
+        prompt = lm.chat("a port?", **options).result().accepted.prompt
+        assert (prompt.text, prompt.passages, [each.document_id for each in prompt.left_out]) == (
+            "a port?",
+            (),
+            ["ports"],
+        )
     with load(model_folder) as lm:
         assert lm.chat("a port?", **options).result().accepted.prompt is None
     with pytest.raises(InvalidInput, match="num_passages is 257"):

@@ -156,6 +156,16 @@ async def test_owners_take_turns(tmp_path: Path) -> None:
     assert order == ["0", "3", "4", "1", "5", "2"]
 
 
+async def test_operations_on_one_datastore_keep_their_order(tmp_path: Path) -> None:
+    jobs = jobs_of(tmp_path)
+    records, runner = jobs._records, jobs._runner
+    path = str(tmp_path / "s")
+    for number, owner in enumerate(("ann", "bob")):
+        await records.add(Job(str(number), owner, BUILD, "s", path, {}, "digest", created_s=float(number)))
+    runner._turns["ann"] = 9  # bob's turn comes first, but not on this datastore
+    assert runner._next().id == "0"
+
+
 async def test_an_upload_outlives_a_caller_that_left_while_its_job_was_recorded(
     tmp_path: Path, slow_disk: SlowDisk
 ) -> None:

@@ -49,7 +49,7 @@ def random_head(rng: random.Random) -> bytes:
 
 def random_path(rng: random.Random) -> str:
     path = rng.choice(ENDPOINTS).path
-    for name in ("store", "operation", "model:path", "document:path"):
+    for name in ("store", "operation", "model:id", "document:id"):
         value = rng.choice(("store", "x", "%00", "%ff", "%2e%2e%2f", "..", "%F0%9F%A7%A0", "a" * 2000, ""))
         path = path.replace(f"{{{name}}}", value)
     return path + rng.choice(QUERIES)
@@ -142,10 +142,10 @@ def test_a_hundred_thousand_malformed_requests_are_no_fault_of_the_server(random
 def test_the_openapi_document_describes_every_endpoint(web: RunningServer) -> None:
     document = httpx.get(f"{web.http_url}/openapi.json").json()
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert described == {(each.method, each.path.replace(":path", "")) for each in ENDPOINTS}
+    assert described == {(each.method, each.path.replace(":id", "")) for each in ENDPOINTS}
     page = httpx.get(f"{web.http_url}/docs").text
     for endpoint in ENDPOINTS:
-        assert endpoint.path.replace(":path", "") in page
+        assert endpoint.path.replace(":id", "") in page
         for name in (endpoint.body or {"properties": {}})["properties"]:
             assert f"<code>{name}</code>" in page
     assert "http://" not in page.replace("http://127", "")  # nothing is loaded from elsewhere
