@@ -47,11 +47,10 @@ class PlannedBuild:
 
     def foretell(self, checkpoint: Checkpoint, *, asks: bool) -> None:
         """Says how long the work takes, and with `asks` asks before long work on a terminal. Raises typer.Exit for an
-        answer of no, and StorageFull where the disk will not hold a new datastore.
+        answer of no.
         """
         estimate = self._estimate(checkpoint)
         if not (self.store / CURRENT).exists():
-            estimate.check(self.store)
             _say(estimate)
         elif estimate.seconds is not None and estimate.seconds > SAID_S:
             err.print(f"{estimate.entries:,} entries take about {duration(estimate.seconds)}.", markup=False)
