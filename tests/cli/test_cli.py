@@ -172,7 +172,7 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
     code, _, err = memlm(
         capsys, "index", "build", corpus_folder, "--out", tmp_path / "s", "--max-ram", "x", "--model", model_folder
     )
-    assert (code, "max-ram" in err) == (2, True)
+    assert (code, "number of bytes" in err) == (2, True)
     code, _, err = memlm(capsys, "inspect", model_folder, "--out", nowhere / "report.html")
     assert (code, "give a file in a folder that is there" in err) == (1, True)
 
