@@ -20,7 +20,6 @@ from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 from memlm.base.cpu import spin_briefly
-from memlm.base.interpreter import same_imports
 from memlm.server.config import IDLE
 
 PRELOADED = "memlm.server.preload"
@@ -43,7 +42,6 @@ def process_context() -> ForkServerContext | SpawnContext:
     spin_briefly()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
-    os.environ.update(same_imports())  # the fork server is a `python -c`, and starts anew by itself if it dies
     _make_folder_of_sockets()
     forkserver.ensure_running()
     return context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import signal
 import socket
@@ -71,7 +72,7 @@ class RunningServer:
                 self.process = subprocess.Popen([*command, *arguments], stdout=file, stderr=file)
         wait_until(lambda: "serving" in self.output or self.process.poll() is not None, patience_s)
         assert self.process.poll() is None, self.output
-        self.address = self.output.split("serving", 1)[1].splitlines()[0].split()[-1]
+        self.address = re.search(r'serving .*? at ([^\s",]+)', self.output)[1]
 
     @property
     def output(self) -> str:

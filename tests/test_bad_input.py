@@ -90,7 +90,7 @@ def test_an_id_that_is_no_text_names_no_document(tmp_path):
         (lambda lm: memlm.train([memlm.Document("a", "x")], None), "out"),
         (lambda lm: memlm.compact_index(5), "store"),
         (lambda lm: Client(5), "target"),
-        (lambda lm: Client("http://localhost:50051"), "target"),
+        (lambda lm: Client("http://localhost:50051/v1"), "target"),
     ],
 )
 def test_an_argument_of_a_wrong_kind_is_named_with_what_was_expected(lm, call, field):

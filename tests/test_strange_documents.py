@@ -17,7 +17,7 @@ from memlm.indexing.build import build_index
 from memlm.language_model import load
 
 IDS = [
-    "", "a\0b", "a\nb", "x" * 10_000, "🙂", "\ufeffdoc", "doc", "\u202egnp.exe", "'; drop table documents; --",
+    "a\0b", "a\nb", "x" * 10_000, "🙂", "\ufeffdoc", "doc", "\u202egnp.exe", "'; drop table documents; --",
     '" or "1"="1', "%s%n%(id)s", "../../etc/passwd", "a b", "null",
 ]  # fmt: skip
 LICENSES = ["x' or '1'='1", '{"$ne": null}', "%", "MIT'); delete from documents; --", "a=b", "MIT"]

@@ -86,6 +86,7 @@ class SamplingParams:
         check_range("repetition_penalty", self.repetition_penalty, above=0)
         check_range("seed", self.seed, least=0, most=MAX_SEED, whole=True)
         check_range("time_limit_s", self.time_limit_s, above=0)
+        _as_floats(self, "temperature", "top_p", "min_p", "repetition_penalty", "time_limit_s")
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(not isinstance(self.stop, str), "stop", self.stop, "strings in a tuple")
         _require(all(each and isinstance(each, str) for each in self.stop), "stop", self.stop, "strings, none empty")
@@ -203,6 +204,7 @@ class RetrievalParams:
         check_range("nprobe", self.nprobe, least=1, whole=True)
         check_range("min_pointers", self.min_pointers, least=0, whole=True)
         check_range("context_cache", self.context_cache, least=0, most=MAX_CONTEXT_CACHE, whole=True)
+        _as_floats(self, "lam", "knn_temperature")
         is_name = self.store is None or isinstance(self.store, str)
         _require(is_name, "store", self.store, "one name; give several as stores")
         names = [store.name for store in self.stores]
@@ -392,6 +394,18 @@ def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[Generate
         GenerateRequest.of(prompt, options if seed is None else {**options, "seed": seed + number})
         for number, prompt in enumerate(cast("Iterable[Any]", prompts))
     ]
+
+
+def _as_floats(record: object, *names: str) -> None:
+    """Makes floats of whole numbers, which may be larger than those of tensors. Raises InvalidInput for one that is
+    larger than any float.
+    """
+    for name in names:
+        if isinstance(value := getattr(record, name), int):
+            try:
+                object.__setattr__(record, name, float(value))
+            except OverflowError:
+                raise InvalidInput(f"{name} is too large; expected a smaller number", field=name) from None
 
 
 def _part_of(name: str) -> str:

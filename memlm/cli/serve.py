@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from memlm.base.interpreter import same_imports
 from memlm.base.options import RAY, check_shard, format_bytes
 from memlm.base.printable import one_line
 from memlm.base.texts import read_text
@@ -60,6 +62,7 @@ def serve(
     from memlm.server.ownership import keep_private
     from memlm.server.processes import process_context
 
+    os.environ.update(same_imports())  # for the fork server, a `python -c` that starts anew by itself if it dies
     keep_private()  # before there is any other process, so that all are
     process_context()  # loads while the front does
 

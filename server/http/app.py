@@ -97,7 +97,8 @@ class HttpApp:
         for endpoint in ENDPOINTS:
             methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
         routes = list[BaseRoute]()
-        for path, each in methods.items():
+        # A path that ends in an id comes first: with a slash at its end, the one before it would take a line end.
+        for path, each in sorted(methods.items(), key=lambda item: not item[0].endswith(":id}")):
             app = _Methods(self._service, each)
             routes += [Route(spelling, app) for spelling in (path, *_with_slash(path))]
         return [*routes, Mount("/", _Playground(directory=PLAYGROUND, html=True))]

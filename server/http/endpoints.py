@@ -16,7 +16,7 @@ from memlm.server.http.schema import Schema
 class _Id(Convertor[str]):
     """The id of a document or model in a path: any text, also one with line ends, which a `path` does not take."""
 
-    regex = "(?s:.*)"
+    regex = "(?s:.+)"
 
     def convert(self, value: str) -> str:
         return value

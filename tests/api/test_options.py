@@ -15,7 +15,6 @@ from memlm.api.tracing import TraceRequest
 from memlm.data.corpus import Corpus, Document
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
-from memlm.evaluation import evaluate
 from memlm.generation.model_mixture import ModelMixture
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
@@ -163,7 +162,6 @@ def test_a_deletion_by_one_text_deletes_nothing(tmp_path, model_folder):
         ("documents", lambda lm: lm.trace("a text", documents=5)),
         ("where", lambda lm: lm.search(None, "a", where=[None])),
         ("passage_stores", lambda lm: lm.answer("a", passage_stores=5)),
-        ("corpus", lambda lm: evaluate(lm, "text.txt")),
         ("corpus", lambda lm: Corpus([None])),
         ("glob", lambda lm: Corpus(["."], glob=["*.md"])),
         ("store", lambda lm: lm.search(["store"], "a")),

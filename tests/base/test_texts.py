@@ -75,4 +75,4 @@ def test_bodies_tokens_and_prompts_may_begin_with_a_mark(tmp_path: Path, encodin
 
 def test_piped_lines_begin_behind_a_mark(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbf/help\n\xef\xbb\xbfa\xff\n")))
-    assert [*piped_lines()] == ["/help\n", "\ufeffa\ufffd\n"]
+    assert [*piped_lines(echo=False)] == ["/help\n", "\ufeffa\ufffd\n"]

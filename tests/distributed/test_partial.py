@@ -251,7 +251,10 @@ def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folde
                 ("/v1/completions", {"prompt": "the quick"}),
                 ("/v1/completions", {"prompt": "the quick", "memory": {"neighbors": 1}}),
                 ("/v1/completions", {"prompt": "the quick", "echo": True, "logprobs": 1, "max_tokens": 0}),
-                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the quick"}]}),
+                (
+                    "/v1/chat/completions",
+                    {"messages": [{"role": "user", "content": "the quick"}], "memory": {"passages": 0}},
+                ),
             ):
                 last = [line for line in http(path, stream=True, **fields).splitlines() if '"finish_reason":"' in line][
                     -1

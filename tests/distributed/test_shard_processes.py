@@ -95,7 +95,7 @@ def test_a_rolling_restart_of_replicas_fails_no_request(tmp_path, model_folder, 
     [
         (["shard", "STORE", "--shard", "3/2"], "1/4 for the first of four"),
         (["shard", "STORE", "--shard", "1/2", "--listen", "nowhere"], "HOST:PORT"),
-        (["index", "shard", "STORE", "--shards", "1000"], "documents, which stay whole"),
+        (["index", "shard", "STORE", "--shards", "1000"], "documents, each of which stays whole"),
         (["serve", "--model", "MODEL", "--shard", "ray"], "HOST:PORT"),
     ],
 )

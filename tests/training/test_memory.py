@@ -67,7 +67,7 @@ def test_any_step_and_any_rows_can_be_read_by_themselves(tmp_path):
 
 
 def test_fewer_documents_than_rows_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match=r"3 documents.*smaller batch_size"):
+    with pytest.raises(InvalidInput, match=r"3 documents.*smaller --batch-size"):
         DocumentStreams(token_file(tmp_path, [5, 6, 7]), 7, 4, seed=4, start_id=9, end_id=0)
 
 
