@@ -218,7 +218,7 @@ def print_compaction(done: Any, *, json: bool) -> None:
     if done.outgrown:
         err.print(one_line(f"its tuning is outgrown: {done.outgrown}"), markup=False)
     if done.segments_before <= 1 and not done.deleted_documents:
-        out.print("There is at most one segment and nothing deleted: nothing to compact.")
+        out.print("There is at most one segment and nothing deleted: nothing to do.")
         return
     became = "one" if done.entries else "none"
     out.print(

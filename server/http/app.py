@@ -96,11 +96,12 @@ class HttpApp:
         methods: dict[str, dict[str, Handler]] = {path: {"GET": handler} for path, handler in plain.items()}
         for endpoint in ENDPOINTS:
             methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
-        routes = list[BaseRoute]()
-        # A path that ends in an id comes first: with a slash at its end, the one before it would take a line end.
-        for path, each in sorted(methods.items(), key=lambda item: not item[0].endswith(":id}")):
-            app = _Methods(self._service, each)
-            routes += [Route(spelling, app) for spelling in (path, *_with_slash(path))]
+        apps = {path: _Methods(self._service, each) for path, each in methods.items()}
+        ids = {path: app for path, app in apps.items() if path.endswith(":id}")}
+        others = {path: app for path, app in apps.items() if path not in ids}
+        slashed = {spelling: app for path, app in others.items() for spelling in _with_slash(path)}
+        # An id may be of line ends alone, and a path with a slash at its end takes one line end behind it.
+        routes = [Route(path, app) for path, app in (*others.items(), *ids.items(), *slashed.items())]
         return [*routes, Mount("/", _Playground(directory=PLAYGROUND, html=True))]
 
     async def _metrics(self, service: Service, exchange: Exchange) -> None:
@@ -151,10 +152,8 @@ class _Methods:
 
 
 def _with_slash(path: str) -> tuple[str, ...]:
-    """The path with a slash at its end, which clients add. Where it ends in an id the slash may be of that, and /docs
-    has links from its folder.
-    """
-    return () if path.endswith(":id}") or path == "/docs" else (f"{path}/",)
+    """The path with a slash at its end, which clients add. /docs has links from its folder."""
+    return () if path == "/docs" else (f"{path}/",)
 
 
 def _unknown(path: str) -> NotFound:
