@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from memlm.base.interpreter import same_imports
+from memlm.base.interpreter import importing_the_same
 from memlm.base.options import RAY, check_shard, format_bytes
 from memlm.base.printable import one_line
 from memlm.base.texts import read_text
@@ -62,12 +61,6 @@ def serve(
     from memlm.server.ownership import keep_private
     from memlm.server.processes import process_context
 
-    os.environ.update(same_imports())  # for the fork server, a `python -c` that starts anew by itself if it dies
-    keep_private()  # before there is any other process, so that all are
-    process_context()  # loads while the front does
-
-    from memlm.server.main import serve as run
-
     def announce(address: str, http_url: str | None) -> None:
         lines = announcement(config, address, http_url)
         if config.log_format == "json":  # nothing else is in the stream
@@ -75,7 +68,12 @@ def serve(
         for line in lines:
             err.print(one_line(line), markup=False)
 
-    raise typer.Exit(run(config, announce))
+    with importing_the_same():  # the fork server is a `python -c`, and starts anew by itself if it dies
+        keep_private()  # before there is any other process, so that all are
+        process_context()  # loads while the front does
+        from memlm.server.main import serve as run
+
+        raise typer.Exit(run(config, announce))
 
 
 def found_on_ray(config: ServerConfig) -> ServerConfig:
