@@ -374,6 +374,7 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, mode):
         (tmp_path / name).write_text("text")
         (tmp_path / name).chmod(0o644)  # whatever the umask
     (tmp_path / ".gitignore").write_text("left-out/\n")
+    (tmp_path / ".gitignore").chmod(0o644)
     (tmp_path / "left-out").chmod(0)
     (tmp_path / "locked").chmod(mode)
     tmp_path.chmod(0o755)
