@@ -177,7 +177,7 @@ def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
 )
 def test_an_option_of_keys_is_refused_in_a_build_without_them(quantized, documents, tmp_path, option):
     (name,) = option
-    with pytest.raises(InvalidInput, match=f"^{name} is .* has no keys; leave {name} out"):
+    with pytest.raises(InvalidInput, match=f"^{name} is .* has no keys; leave it out"):
         build_index(quantized, documents, tmp_path / "new", index="none", **option)
     assert not (tmp_path / "new").exists()
 

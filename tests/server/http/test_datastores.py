@@ -178,10 +178,10 @@ def test_a_document_is_deleted_by_its_path_whatever_its_id(http: httpx.Client, i
 def test_files_that_are_no_texts_are_refused(
     http: httpx.Client, field: str, name: str, content: bytes, status: int
 ) -> None:
-    before = http.get("/v1/datastores/docs").json()["manifest"]
+    before = http.get("/v1/datastores/docs").json()["num_documents"]
     reply = http.post("/v1/datastores/docs/documents", files=[(field, (name, content))])
     assert reply.status_code == status, reply.text
-    assert http.get("/v1/datastores/docs").json()["manifest"] == before
+    assert http.get("/v1/datastores/docs").json()["num_documents"] == before
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 100, 150, -3, -50])
