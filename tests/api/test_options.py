@@ -183,3 +183,12 @@ def test_one_text_is_a_list_of_one_where_that_is_the_contract(lm):
     named = lm.search(None, "memory", k=3, documents="doc-1.txt")
     assert {each.document_id for each in named} == {"doc-1.txt"}
     assert lm.find_passages("the memory", exclude_documents="doc-*") == ()
+
+
+def test_whole_numbers_of_any_size_become_floats_or_are_refused():
+    """A tensor takes no whole number beyond 64 bits: a request with a penalty of 2^70 was a fault of the server."""
+    for record, name in ((SamplingParams, "repetition_penalty"), (RetrievalParams, "knn_temperature")):
+        value = getattr(record(**{name: 2**70}), name)
+        assert (value, type(value)) == (2.0**70, float)
+        with pytest.raises(InvalidInput, match=f"{name} is too large"):
+            record(**{name: 10**400})
