@@ -27,12 +27,12 @@ PYTEST := PYTHONUTF8=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
 	@echo "This takes five to eleven minutes on two idle cores. The end lists what was skipped, and why."
-	$(PYTEST) -m "not (crash or packaging or exhaustive or slow or cluster)"
+	$(PYTEST) -m "not (crash or packaging or exhaustive or slow or cluster or benchmarks)"
 
 test-rest: $(STAMP)  ## run the crash and the packaging tests
 	$(PYTEST) -m "(crash or packaging) and not (exhaustive or slow or cluster)"
 
-test-all: $(STAMP)  ## run every test, the exhaustive grid and the slow ones included
+test-all: $(STAMP)  ## run every test, the exhaustive grid, the slow ones and those of benchmarks/ included
 	$(PYTEST)
 
 SHAPED := memlm.index,memlm.model,memlm.retrieval
@@ -45,10 +45,11 @@ lint: $(STAMP)  ## lint and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)  ## types, on the package as it installs
+types: $(STAMP)  ## types, on the package as it installs and on benchmarks/
 	rm -rf $(TYPED) build/lib  # setuptools keeps the modules of earlier builds there
 	$(PIP) install --quiet --no-deps --constraint constraints.txt --target $(TYPED) .
-	cd $(TYPED) && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p memlm
+	cp -r benchmarks $(TYPED)
+	cd $(TYPED) && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p memlm -p benchmarks
 
 format: $(STAMP)  ## rewrite the code as the formatter likes it
 	$(BIN)/ruff check --fix .

@@ -21,7 +21,7 @@ from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, device
 from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
-TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow", "cluster")
+TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow", "cluster", "benchmarks")
 STARTED_SERVERS = {"server", "narrow_server", "web", "narrow_web", "guarded_web", "growing_web"}  # fixtures
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 48}
 # What the shell of whoever starts the tests may have set, and memlm, Rich, Typer, torch, Ray or git would heed.
@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each test that carries no tier's mark the tier of its module: `server` where that starts servers."""
     for item in items:
+        if "benchmarks" in item.path.parts[:-1]:
+            item.add_marker(pytest.mark.benchmarks)
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.server if starts_servers(item) else pytest.mark.unit)
 

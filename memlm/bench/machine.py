@@ -1,21 +1,54 @@
-"""Measured limits of the machine: bandwidth of RAM, speed of matrix products. Energy and RAM that are in use."""
+"""The machine: its processor and versions, and its measured limits: bandwidth of RAM, speed of matrix products."""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from memlm.base.version import __version__
 from memlm.model.cpu import has_fast_bfloat16
 from memlm.model.linear import Linear
 
-try:
-    import pynvml
-except ImportError:  # it is of use beside an NVIDIA GPU alone
-    pynvml = None
+LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python", "lm_eval")
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
+
+
+def versions() -> dict[str, str]:
+    """Versions of memlm, Python and the libraries that set its speed."""
+    found = {"memlm": __version__, "python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processor, instruction sets, cores, GPU if there is one, and the measured bandwidth and speed of products."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        facts = ""
+    model = re.search(r"^model name\s*: (.*)$", facts, flags=re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", facts, flags=re.MULTILINE)
+    have = set(flags[1].split()) if flags else set()
+    return {
+        "processor": model[1] if model else platform.processor() or platform.machine(),
+        "instruction_sets": [name for name in INSTRUCTION_SETS if name in have],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gigabytes_per_s": round(measured_bandwidth() / 1e9, 1),
+        **{f"gigaflops_{name}": round(measured_peak(dtype) / 1e9, 1) for name, dtype in multiplied_dtypes().items()},
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
+    }
 
 
 def multiplied_dtypes() -> dict[str, torch.dtype]:
@@ -43,64 +76,3 @@ def seconds(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
     work()
     return time.perf_counter() - begin
-
-
-class EnergyMeter:
-    """Counters of the energy of the processor's packages, which the kernel offers as RAPL zones."""
-
-    def __init__(self, root: Path = Path("/sys/class/powercap")) -> None:
-        zones = [zone for zone in sorted(root.glob("intel-rapl:*")) if _is_package(zone)]
-        self._counters = [zone / "energy_uj" for zone in zones]
-        self._ranges = [_number(zone / "max_energy_range_uj") for zone in zones]
-
-    def read(self) -> list[int] | None:
-        """Microjoules of each package since some time. None without such counters, and without the right to read."""
-        counts = [_number(counter) for counter in self._counters]
-        known = [count for count in counts if count is not None]
-        return known if known and len(known) == len(counts) else None
-
-    def joules(self, before: Sequence[int] | None, after: Sequence[int] | None) -> float | None:
-        """Joules between two readings. A counter that began again at 0 has counted up to its range once."""
-        if before is None or after is None:
-            return None
-        used = 0
-        for first, last, most in zip(before, after, self._ranges, strict=True):
-            used += last - first if last >= first else last - first + (most or 0)
-        return used / 1e6
-
-
-def gpu_joules(device: torch.device) -> float | None:
-    """Joules that an NVIDIA GPU has used since its driver was loaded. None for another device, without `pynvml` (the
-    package nvidia-ml-py), and for a card that does not count them.
-    """
-    if device.type != "cuda" or pynvml is None:
-        return None
-    try:
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        return pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000
-    except pynvml.NVMLError:
-        return None
-
-
-def _is_package(zone: Path) -> bool:
-    """Whether a zone is a whole processor. Its parts are zones too, and the platform's zone contains it."""
-    try:
-        return (zone / "name").read_text().startswith("package")
-    except OSError:
-        return False
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def resident_bytes() -> int | None:
-    """RAM of this process, with the files that it has mapped and read. None where the system has no /proc."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None

@@ -1,19 +1,16 @@
-"""Cost of the model: decoding, prefill, training, kNN attention, and a session's bytes.
+"""Cost of the model: decoding, prefill and training.
 
 Each is compared with the physical bound (bytes of weights over measured bandwidth, operations over measured peak) and,
-if installed, with `transformers` and `memorizing-transformers-pytorch` of one shape in one run. The weights are random,
-because speed does not depend on them.
+if installed, with `transformers` of one shape in one run. The weights are random, because speed does not depend on
+them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from importlib.util import find_spec
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -23,35 +20,26 @@ from torch import Tensor, nn
 from memlm.base.progress import Progress
 from memlm.bench.machine import measured_bandwidth, measured_peak, multiplied_dtypes, seconds
 from memlm.bench.texts import alternately, median_ratio
-from memlm.model import Compression, Decoder, Memorizing, ModelConfig
+from memlm.model import Decoder, ModelConfig
 
 GPT2_SMALL = ModelConfig(
     vocab_size=50_257, dim=768, num_layers=12, num_heads=12, num_kv_heads=12, ff_dim=3072, context_length=1024,
     positions="learned", norm="layer", activation="gelu_tanh", qkv_bias=True, out_bias=True, ff_bias=True,
-)  # fmt: skip
-# The shape of memorizing-transformers-pytorch's own layers: one key-value head, and GELU between two products.
-MEMORIZING = ModelConfig(
-    vocab_size=1024, dim=512, num_layers=8, num_heads=8, num_kv_heads=1, ff_dim=2048, context_length=512,
-    norm="layer", activation="gelu", xl_length=512,
-    memorizing=Memorizing(layers=(4,), top_k=32, capacity=262_144, search="faiss"),
 )  # fmt: skip
 TRAINING = ModelConfig(
     vocab_size=8192, dim=512, num_layers=8, num_heads=8, num_kv_heads=8, ff_dim=2048, context_length=512,
     norm="layer", activation="gelu", qkv_bias=True, out_bias=True, ff_bias=True,
 )  # fmt: skip
 PROMPT, DRAWN, PREFILL = 64, 32, 512
-SIZES = (8_192, 131_072, 262_144)
-PARTS = ("decode", "prefill", "memorizing", "training", "session")
+PARTS = ("decode", "prefill", "training")
 
 
-def bench_model(parts: tuple[str, ...], *, repeats: int, largest: int, progress: Progress) -> dict[str, Any]:
-    """The figures of some parts, by name. `largest` is the number of pairs of kNN attention."""
+def bench_model(parts: tuple[str, ...], *, repeats: int, progress: Progress) -> dict[str, Any]:
+    """The figures of some parts, by name."""
     benches: dict[str, Callable[[], dict[str, Any]]] = {
         "decode": lambda: _decode(repeats, progress),
         "prefill": lambda: _prefill(repeats, progress),
-        "memorizing": lambda: _memorizing(largest, progress),
         "training": lambda: _training(repeats),
-        "session": _session,
     }
     figures: dict[str, Any] = {"gigabytes_per_s": measured_bandwidth() / 1e9}
     figures |= {f"peak_gigaflops_{name}": measured_peak(dtype) / 1e9 for name, dtype in multiplied_dtypes().items()}
@@ -101,27 +89,6 @@ def _prefill(repeats: int, progress: Progress) -> dict[str, Any]:
     return figures
 
 
-def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
-    """Tokens/s of reading one document while its kNN cache grows."""
-    figures: dict[str, Any] = {}
-    for name, dtype in multiplied_dtypes().items():
-        torch.manual_seed(0)
-        decoder = Decoder(MEMORIZING).to(dtype).eval().pack()
-        speeds = dict(_speeds_by_size(decoder, largest, progress, name))
-        for size in (size for size in SIZES if size <= largest):
-            figures[f"memorizing_{name}_tokens_per_s_at_{size}"] = _speed_near(speeds, size)
-        sizes = [size for size in SIZES if size <= largest]
-        figures[f"memorizing_{name}_cost_of_largest_over_smallest"] = _speed_near(speeds, sizes[0]) / _speed_near(
-            speeds, sizes[-1]
-        )
-    if (reference := _reference_memorizing(progress)) is not None:
-        figures["memorizing_theirs_tokens_per_s"] = reference
-        at = max(size for size in SIZES if size <= min(largest, 131_072))
-        for name in multiplied_dtypes():
-            figures[f"memorizing_{name}_over_theirs"] = figures[f"memorizing_{name}_tokens_per_s_at_{at}"] / reference
-    return figures
-
-
 def _training(repeats: int) -> dict[str, Any]:
     """Tokens/s of forward and backward passes against a bare stack of PyTorch's own layers."""
     decoder, bare = Decoder(TRAINING), _Bare(TRAINING)
@@ -149,44 +116,6 @@ def _training(repeats: int) -> dict[str, Any]:
         "training_over_bare_layers_most": most,
         "training_share_of_peak": speed * 6 * decoder.num_parameters / measured_peak(dtype),
     }
-
-
-def _session() -> dict[str, Any]:
-    """Bytes of a session after 20,000 tokens, allocated and by the formula in docs/model.md."""
-    shape = replace(
-        MEMORIZING, memorizing=None, dim=256, num_layers=4, num_kv_heads=2, head_dim=32, rotary_dim=0, ff_dim=512
-    )
-    configs = {
-        "memorizing": replace(shape, memorizing=Memorizing(layers=(2,), capacity=65_536)),
-        "compressive": replace(shape, compression=Compression(length=256, rate=4)),
-        "windowed": replace(shape, xl_length=0, windows=(256,) * 4, context_length=32_768),
-    }
-    figures: dict[str, Any] = {}
-    for name, config in configs.items():
-        decoder = Decoder(config).eval()
-        state = decoder.new_state(capacity=32_768)
-        with torch.inference_mode():
-            for _ in range(40):
-                decoder(torch.randint(1, 1024, (1, 500)), state)
-        figures[f"session_{name}_bytes"] = state.num_bytes
-        figures[f"session_{name}_bytes_over_formula"] = state.num_bytes / session_bytes(config, 20_000)
-    return figures
-
-
-def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capacity: int = 32_768) -> int:
-    """Bytes of one sequence's state after some tokens, by the formula of docs/model.md."""
-    from memlm.model.state_size import local_places
-
-    front = config.compression.length if config.compression else config.num_sinks
-    places = front + local_places(config, capacity)[0]
-    G, d = config.num_kv_heads, config.head_dim
-    total = 2 * config.num_layers * G * d * itemsize * places
-    if config.compression:
-        total += config.num_layers * config.dim * itemsize * places
-    if memory := config.memorizing:
-        left = max(0, tokens - config.xl_length - tokens % config.context_length)
-        total += len(memory.layers) * 2 * G * d * 2 * min(left, memory.capacity)
-    return total
 
 
 def _pair(config: ModelConfig, dtype: torch.dtype) -> tuple[Decoder, Any]:
@@ -227,54 +156,6 @@ def _transformers_decoding(model: Any, prompts_BT: Tensor) -> float:
 def _reading(read: Callable[[], object]) -> float:
     with torch.inference_mode():
         return PREFILL / seconds(read)
-
-
-def _speeds_by_size(decoder: Decoder, largest: int, progress: Progress, name: str) -> Iterator[tuple[int, float]]:
-    """Pairs in the kNN cache and tokens/s at that size, every eight segments."""
-    state, segment = decoder.new_state(), decoder.config.context_length
-    row = state.knn_caches[MEMORIZING.memorizing.layers[0] if MEMORIZING.memorizing else 0][0]
-    with torch.inference_mode():
-        while row.size < largest - decoder.config.xl_length - segment:
-            tokens = torch.randint(1, decoder.config.vocab_size, (8, 1, segment))
-            begin = time.perf_counter()
-            for tokens_1T in tokens:
-                decoder.logits(decoder(tokens_1T, state)[0])
-            speed = 8 * segment / (time.perf_counter() - begin)
-            yield row.size, speed
-            progress(f"memorizing {name}", row.size, largest, f"{speed:,.0f} tokens/s")
-
-
-def _speed_near(speeds: dict[int, float], size: int) -> float:
-    """The median speed of the eight measurements nearest to a size."""
-    nearest = sorted(speeds, key=lambda measured: abs(measured - size))[:8]
-    return statistics.median(speeds[measured] for measured in nearest)
-
-
-def _reference_memorizing(progress: Progress) -> float | None:
-    """Tokens/s of memorizing-transformers-pytorch in float32, which do not depend on the size of its memory."""
-    if find_spec("memorizing_transformers_pytorch") is None:
-        return None
-    from memorizing_transformers_pytorch import MemorizingTransformer
-
-    with TemporaryDirectory(prefix="memlm-bench-") as folder, contextlib.chdir(folder):  # it writes .tmp/ where it runs
-        return _reference_speed(MemorizingTransformer, progress)
-
-
-def _reference_speed(kind: Any, progress: Progress) -> float:
-    model = kind(
-        num_tokens=1024, dim=512, depth=8, dim_head=64, heads=8, memorizing_layers=(5,), max_knn_memories=262_144,
-        num_retrieved_memories=32, xl_max_memories=512, xl_memory_layers=tuple(range(1, 9)),
-    ).eval()  # fmt: skip
-    speeds, xl = [], None
-    with torch.inference_mode():
-        memories = model.create_knn_memories(batch_size=1)
-        for number in range(32):
-            tokens = torch.randint(1, 1024, (1, 512))
-            begin = time.perf_counter()
-            _, xl = model(tokens, knn_memories=memories, xl_memories=xl)
-            speeds.append(512 / (time.perf_counter() - begin))
-            progress("memorizing, reference", number + 1, 32)
-    return statistics.median(speeds[8:])
 
 
 class _Bare(nn.Module):

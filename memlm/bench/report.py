@@ -1,4 +1,4 @@
-"""The report of a bench, which `memlm bench COMMAND --json` prints and benchmarks/*.json keep.
+"""The report of a bench, which `memlm bench COMMAND --json` prints and benchmarks/results/*.json keep.
 
     {
       "command": "memlm bench generate --json",
@@ -20,18 +20,15 @@ those of a product of 2048 x 2048 matrices, both measured after the bench.
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memlm.base.version import __version__
+from memlm.bench.machine import machine, versions
 
 # Figures that describe the measurement; all others are its results.
 SETTINGS = (
@@ -43,14 +40,14 @@ ROW_WORDS = (
     "table", "text", "task", "entries", "store", "way", "index", "cut", "prompts", "streams", "keys", "windows",
     "tokens", "depth", "effect", "config", "delay_ms",
 )  # fmt: skip
-LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python", "lm_eval")
-INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 
 
-def report(figures: Mapping[str, Any], *, repeats: int | None) -> dict[str, Any]:
-    """The report of a bench that this process has just run. `figures` are as the bench returned them."""
+def report(figures: Mapping[str, Any], *, repeats: int | None, program: str = "memlm") -> dict[str, Any]:
+    """The report of a bench that this process has just run. `figures` are as the bench returned them. `program` is the
+    beginning of the command line.
+    """
     return {
-        "command": " ".join(["memlm", *sys.argv[1:]]),
+        "command": " ".join([program, *sys.argv[1:]]),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -98,37 +95,3 @@ def commit() -> str | None:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def versions() -> dict[str, str]:
-    """Versions of memlm, Python and the libraries that set its speed."""
-    found = {"memlm": __version__, "python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """Processor, instruction sets, cores, GPU if there is one, and the measured bandwidth and speed of products."""
-    import torch
-
-    from memlm.bench.machine import measured_bandwidth, measured_peak, multiplied_dtypes
-
-    try:
-        facts = Path("/proc/cpuinfo").read_text("utf-8", "replace")
-    except OSError:
-        facts = ""
-    model = re.search(r"^model name\s*: (.*)$", facts, flags=re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", facts, flags=re.MULTILINE)
-    have = set(flags[1].split()) if flags else set()
-    return {
-        "processor": model[1] if model else platform.processor() or platform.machine(),
-        "instruction_sets": [name for name in INSTRUCTION_SETS if name in have],
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "gigabytes_per_s": round(measured_bandwidth() / 1e9, 1),
-        **{f"gigaflops_{name}": round(measured_peak(dtype) / 1e9, 1) for name, dtype in multiplied_dtypes().items()},
-        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
-    }

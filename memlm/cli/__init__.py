@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Callable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -22,15 +23,17 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # an emoji on a terminal of latin-1 is shown as \U0001f600
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes a line of its own for each failed handshake
     try:
-        _run()
+        from memlm.cli.app import app
+
+        run(app)
     except KeyboardInterrupt:  # while modules are imported
         print("memlm: interrupted; nothing was done", file=sys.stderr)
         sys.exit(130)
 
 
-def _run() -> None:
+def run(app: Callable[..., object]) -> None:
+    """Runs a command line, and ends the process where it fails: one line of reason, and the exit code."""
     from memlm.base.printable import one_line
-    from memlm.cli.app import app
     from memlm.cli.console import err
     from memlm.cli.interruption import Interrupted
     from memlm.errors import MemlmError

@@ -41,7 +41,7 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     import faiss
     import torch
 
-    from memlm.bench.report import machine, versions
+    from memlm.bench.machine import machine, versions
     from memlm.model import native
     from memlm.model.catalog import MODELS
     from memlm.model.device import device_of, dtype_of

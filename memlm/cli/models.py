@@ -89,7 +89,7 @@ def check(
     json: options.Json = False,
 ) -> None:
     """Compare types of weights on the processor: size, time of a token, perplexity of a built-in sample."""
-    from memlm.bench.dtypes import check_dtypes, recommended
+    from memlm.model.dtypes import check_dtypes, recommended
 
     with ConsoleProgress() as progress:
         rows = check_dtypes(model, max_tokens=max_tokens, progress=progress)

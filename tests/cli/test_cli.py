@@ -26,7 +26,7 @@ from running import PATIENCE_S
 from texts import make_text
 from typer.testing import CliRunner
 
-from memlm.bench.report import machine
+from memlm.bench.machine import machine
 from memlm.cli import main
 from memlm.cli.app import app
 from memlm.cli.client_connection import in_their_places
@@ -65,7 +65,7 @@ def test_every_command_has_help_with_an_example(capsys):
               "client": "generate chat answer passages score search trace model info",
               "client datastore": "list delete",
               "client session": "create append info list forget fork delete",
-              "bench": "build generate serve load model memory datastore retrieval open"}  # fmt: skip
+              "bench": "build generate serve load model versus"}  # fmt: skip
     for group, commands in groups.items():
         for command in commands.split():
             code, out, _ = memlm(capsys, *group.split(), command, "--help")
@@ -530,7 +530,7 @@ def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch, tmp_p
     monkeypatch.setattr("memlm.model.device.fastest_device", lambda: torch.device("cpu"))
     monkeypatch.setattr("memlm.cli.doctor.distributions", lambda: distributions(path=[str(tmp_path)]))
     measured = machine()  # for seconds, so once
-    monkeypatch.setattr("memlm.bench.report.machine", lambda: measured)
+    monkeypatch.setattr("memlm.bench.machine.machine", lambda: measured)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=Path("here"))})
     code, out, _ = memlm(capsys, "doctor", "--json")

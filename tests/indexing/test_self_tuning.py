@@ -11,9 +11,9 @@ import torch
 from reference import decode_plainly
 from texts import make_text
 
+from benchmarks.evidence.generation import facts_of
 from memlm.api.datastores import NewDocument
 from memlm.base.files import checksum_of, read_signed, sign
-from memlm.bench.evidence_generation import facts_of
 from memlm.cli.render_index import info_lines, print_build, print_compaction
 from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate

@@ -1,19 +1,21 @@
 """Encoder-decoders learn answers."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from memlm.bench.sequences import BOTH
 from memlm.data.span_corruption import corrupt_spans
+from memlm.model import ModelConfig
+from memlm.model.cross import SourceAttention
 from memlm.model.encoder_decoder import EncoderDecoder
 from memlm.training.seq2seq import answer_logits, answer_loss, learn_answers
 from memlm.training.validation import PADDING
 
-SMALL = replace(BOTH, dim=16, num_heads=2, num_kv_heads=2, head_dim=0, ff_dim=24)
+SMALL = ModelConfig(
+    vocab_size=33, dim=16, num_layers=2, num_heads=2, num_kv_heads=2, ff_dim=24, context_length=24, positions="t5",
+    activation="relu", cross=SourceAttention(),
+)  # fmt: skip
 PAIRS = [([3, 4, 5], [5, 4, 3, 2]), ([6], [6, 2]), ([7, 8], [8, 7, 2])]
 
 

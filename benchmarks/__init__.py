@@ -1,0 +1,1 @@
+"""Measurements behind the reports of memlm: a program of its own, outside of the package."""
