@@ -15,7 +15,12 @@ export function setUpDatastores(app) {
       if (!cards.has(store.name)) cards.set(store.name, new StoreCard(store.name, app));
       cards.get(store.name).show(store);
     }
-    byId("store-list").replaceChildren(...stores.map((store) => cards.get(store.name).element));
+    const list = byId("store-list");
+    const elements = stores.map((store) => cards.get(store.name).element);
+    // A card that is put in its place again loses the focus, and the keys of whoever writes there.
+    if (list.children.length !== elements.length || elements.some((element, place) => element !== list.children[place])) {
+      list.replaceChildren(...elements);
+    }
     byId("store-none").hidden = stores.length > 0;
   });
 }

@@ -431,6 +431,8 @@ def test_texts_and_files_are_added_found_and_deleted(page: Page, own_web: Runnin
     page.one(".remember input").send_keys("note")
     page.one(".remember textarea").send_keys("\ue009\ue007")  # Ctrl+Enter
     page.until(lambda: page.texts(".work") == ["Added. 9 documents now."])
+    page.until(lambda: page.texts(".store h2 .figure")[0].startswith("9 documents"))
+    assert page.js("return document.activeElement.matches('.remember textarea')")  # whoever writes on loses no key
     file = tmp_path / "zebra.txt"
     file.write_text("zebras again", encoding="utf-8")
     page.one("input[type=file]").send_keys(str(file))
