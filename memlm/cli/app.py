@@ -91,24 +91,14 @@ app.command(
 def demo(
     out_folder: Annotated[Path, typer.Option("--out", "-o", help="New folder for the demo.")] = Path("memlm-demo"),
     model: options.Model = Path("smollm2"),
-    train: Annotated[bool, typer.Option("--train", help="Train a small model first, and use it.")] = False,
-    steps: Annotated[int | None, typer.Option(help="With --train: train for this many steps.")] = None,
     keep_serving: Annotated[bool, typer.Option("--keep-serving", help="Leave the server up until Ctrl-C.")] = False,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal demos.")] = 0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the folder of an earlier demo.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Build, tune, serve, teach and forget with a pretrained model (2 to 5 minutes; with --train 5 to 14)."""
-    from memlm.cli import demo_pretrained, demo_trained
+    """Build, tune, serve, teach and forget with a pretrained model (2 to 5 minutes)."""
+    from memlm.cli import demo_pretrained
     from memlm.cli.demo import run_demo
 
-    if steps is not None and not train:
-        raise typer.BadParameter("it needs --train", param_hint="--steps")
-    if train and keep_serving:
-        raise typer.BadParameter("it does not go with --train", param_hint="--keep-serving")
-    job = (
-        partial(demo_trained.run, steps=steps, seed=seed, json=json)
-        if train
-        else partial(demo_pretrained.run, model=model, seed=seed, keep_serving=keep_serving, json=json)
-    )
+    job = partial(demo_pretrained.run, model=model, seed=seed, keep_serving=keep_serving, json=json)
     run_demo(out_folder, job, overwrite=overwrite, json=json)

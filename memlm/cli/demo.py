@@ -1,7 +1,4 @@
-"""The frame of `memlm demo`: its folder, its texts, and what happens when it is stopped.
-
-`demo_pretrained` holds the steps with a pretrained model, `demo_trained` those with a model trained on the spot.
-"""
+"""The frame of `memlm demo`: its folder, its texts, and what happens when it is stopped."""
 
 from __future__ import annotations
 

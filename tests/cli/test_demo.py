@@ -8,18 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+import torch
+from chats import PLAIN, PLAIN_TOKENS, give_template
 
-from memlm.cli.app import app
 from memlm.cli.demo_pretrained import ENDING, FACT_ID
 from memlm.client import Client
+from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Unavailable
+from memlm.model import Decoder, ModelConfig
 from memlm.model.catalog import MODELS
+from memlm.model.checkpoint import save_checkpoint
 from memlm.server.local import started_server
 
+SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 1024}
 PIPE_BYTES = 65_536
 COMMAND = [sys.executable, "-m", "memlm", "demo", "--out", "demo"]
-TRAINED = [*COMMAND, "--train", "--steps", "12"]
 needs_smollm2 = pytest.mark.skipif(
     MODELS["smollm2"].path is None, reason="not installed; `memlm models pull smollm2` installs it"
 )
@@ -39,8 +42,19 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
-def stop_when(words: str, number: signal.Signals, folder: Path, command: list[str] = TRAINED) -> tuple[int, str]:
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A random model whose context holds the demo's prompts."""
+    folder = tmp_path_factory.mktemp("models") / "reader"
+    torch.manual_seed(0)
+    save_checkpoint(folder, Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **SHAPE)), tokenizer)
+    give_template(folder, PLAIN, PLAIN_TOKENS)
+    return folder
+
+
+def stop_when(words: str, number: signal.Signals, folder: Path, *options: str) -> tuple[int, str]:
     """Runs the demo until it prints some words, and sends it a signal; exit code, and what it printed afterwards."""
+    command = [*COMMAND, *options]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     for line in process.stdout:
@@ -55,46 +69,35 @@ def stop_when(words: str, number: signal.Signals, folder: Path, command: list[st
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_it_early_leaves_no_file_and_no_process(tmp_path, number):
-    code, rest = stop_when("1. Train a model", number, tmp_path)
-    assert code == 130
-    assert "Traceback" not in rest
-    assert not (tmp_path / "demo").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
-@pytest.mark.parametrize("words", ["2. Build its datastore", "entries of", "3. Tune", "4. Serve it"])
-def test_stopping_it_at_any_step_leaves_no_file_and_no_process(tmp_path, words):
-    code, rest = stop_when(words, signal.SIGINT, tmp_path)
+def test_stopping_it_early_leaves_no_file_and_no_process(reader, tmp_path, number):
+    code, rest = stop_when("1. Build a datastore", number, tmp_path, "--model", str(reader))
     assert code == 130
     assert "Traceback" not in rest
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_the_whole_trained_demo_shows_what_it_promises_twice_alike(tmp_path):
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
+@pytest.mark.parametrize("words", ["entries of", "2. Tune it", "3. Serve it", "4. Teach it", "Adding", "After"])
+def test_stopping_it_at_any_step_leaves_no_file_and_no_process(reader, tmp_path, words):
+    code, rest = stop_when(words, signal.SIGINT, tmp_path, "--model", str(reader))
+    assert code == 130
+    assert "Traceback" not in rest
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_the_whole_demo_is_twice_alike_and_forgets_what_it_learned(reader, tmp_path):
     reports = []
     for _ in range(2):
-        command = [*COMMAND, "--train", "--steps", "40", "--json", "--overwrite"]
+        command = [*COMMAND, "--model", str(reader), "--json", "--overwrite"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         reports.append(json.loads(done.stdout))
     first, again = reports
-    assert first["probability_before"] > 0 == first["probability_after"]
-    assert first["score"]["knn"]["nll"] < first["score"]["base"]["nll"]
-    assert first["build"]["quality"]["recall"] > 0.8
-    for name in ("score", "top_document", "probability_before"):
+    for name in ("score", "before", "taught", "forgotten"):
         assert first[name] == again[name]
-
-
-@pytest.mark.real_model
-@needs_smollm2
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
-def test_stopping_the_pretrained_one_leaves_no_file_and_no_process(tmp_path):
-    code, rest = stop_when("1. Build a datastore", signal.SIGINT, tmp_path, COMMAND)
-    assert code == 130
-    assert "Traceback" not in rest
-    assert os.listdir(tmp_path) == []
+    assert first["score"]["knn"]["nll"] < first["score"]["base"]["nll"]
+    assert first["taught"]["probability"] != first["before"]["probability"] == first["forgotten"]["probability"]
 
 
 @pytest.mark.slow
@@ -110,14 +113,6 @@ def test_a_fact_is_learned_cited_and_forgotten(tmp_path):
     assert taught["sources"] == [FACT_ID]
     assert FACT_ID not in forgotten["sources"]
     assert forgotten == before
-
-
-@pytest.mark.parametrize("options", [["--steps", "3"], ["--train", "--keep-serving"]])
-def test_options_of_the_other_kind_are_refused(tmp_path, options):
-    refused = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo"), *options])
-    assert refused.exit_code == 2
-    assert "--train" in refused.stderr
-    assert not (tmp_path / "demo").exists()
 
 
 def test_a_folder_that_is_no_demos_is_left_alone(tmp_path):
