@@ -108,7 +108,7 @@ def bench_serve(model: Path | None, *, repeats: int, progress: Progress) -> dict
 async def _at_many(model: Path, number: int, repeats: int, progress: Progress) -> tuple[float, float]:
     """Microseconds of the front's processor time for a token of 32 streams, and tokens an event."""
     port = _free_port()
-    with started_server(model, options=("--metrics-port", str(port))) as target:
+    with started_server(model, options=("--http-port", str(port))) as target:
         async with AsyncClient(target) as client:
             await client.wait_until_ready()
             await asyncio.gather(*(_drawn(client, seed) for seed in range(STREAMS)))
@@ -122,11 +122,11 @@ async def _at_many(model: Path, number: int, repeats: int, progress: Progress) -
 
 async def _at_many_over_http(model: Path, number: int, repeats: int, progress: Progress) -> tuple[float, float]:
     """The same for completions that are streamed over HTTP."""
-    port, http_port = _free_port(), _free_port()
-    with started_server(model, options=("--metrics-port", str(port), "--http-port", str(http_port))) as target:
+    port = _free_port()
+    with started_server(model, options=("--http-port", str(port))) as target:
         async with AsyncClient(target) as client:
             name = (await client.get_model()).name
-        drawn = partial(_drawn_over_http, http_port, name)
+        drawn = partial(_drawn_over_http, port, name)
         await asyncio.gather(*(drawn(seed) for seed in range(STREAMS)))
         before_s = await asyncio.to_thread(_cpu_seconds, port)
         counts = await asyncio.gather(*(drawn(seed) for seed in range(STREAMS, 2 * STREAMS)))
