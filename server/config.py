@@ -85,9 +85,8 @@ class ServerConfig:
     any time. At most `max_jobs` run or wait. Texts come from
     folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and `max_upload_documents`.
 
-    Prometheus reads metrics at `metrics_port` over HTTP. At `log_level` info each call is logged in a line, with its
-    prompt only if `log_prompts`. The OpenTelemetry collector at `otlp` gets spans. After SIGTERM running requests may
-    take `drain_s`.
+    At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`. The OpenTelemetry
+    collector at `otlp` gets spans. After SIGTERM running requests may take `drain_s`.
     """
 
     model: Path = field(
@@ -337,9 +336,6 @@ class ServerConfig:
         default=None,
         metadata=option("Bearer tokens (TOML): their calls, datastores and rates.", metavar="FILE", panel=SECURITY),
     )
-    metrics_port: int | None = field(
-        default=None, metadata=option("Serve Prometheus metrics here over HTTP. 0: any free port.", panel=OBSERVE)
-    )
     drain_s: float = field(
         default=30.0,
         metadata=option("Let running requests finish after SIGTERM.", metavar="SECONDS", panel=PROCESSES),
@@ -414,7 +410,6 @@ class ServerConfig:
             ("max_upload_bytes", 1 << 10, 1 << 50),
             ("max_upload_documents", 1, 1 << 40),
             ("drain_s", 0, 3600),
-            ("metrics_port", 0, 65_535),
             ("http_port", 0, 65_535),
         ):
             check_range(name, getattr(self, name), least=least, most=most)

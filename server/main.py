@@ -29,11 +29,9 @@ from memlm.server.inference.pool import EnginePool, WorkerPool
 from memlm.server.ownership import lock_folders
 from memlm.server.processes import file_limit, raise_file_limit, trim_heap
 from memlm.server.registry import DatastoreRegistry
-from memlm.server.sites import Sites
 from memlm.server.telemetry.calls import Tracer
 from memlm.server.telemetry.logs import start_logging
 from memlm.server.telemetry.metrics import Metrics
-from memlm.server.telemetry.metrics_port import MetricsPort
 from memlm.wire import codec
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES, KEEPALIVE_S
 
@@ -77,8 +75,6 @@ class _Server:
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
         self._service = Service(self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer)
-        sites = Sites(config.allowed_hosts, config.host, is_open=True)  # the port wants no tokens
-        self._metrics_port = MetricsPort(self._metrics.registry, lambda: self._service.is_ready, sites)
         self._http_port: HttpPort | None = None
         self._health = health.aio.HealthServicer()
         self._stop_requested, self._stop_forced = asyncio.Event(), asyncio.Event()
@@ -95,8 +91,6 @@ class _Server:
                 return 0
             server, address = self._bind()
             await self._service.load_model_info()
-            if (port := self._config.metrics_port) is not None:
-                await self._metrics_port.start(self._config.host, port)
             await server.start()
             if self._http_port is not None:
                 self._http_port.start(self._service, self._metrics.registry)
@@ -111,7 +105,6 @@ class _Server:
             trimming.cancel()
             return await self._drain(server)
         finally:
-            self._metrics_port.close()
             if self._http_port is not None:
                 await self._http_port.stop(0)
             await self._service.jobs.stop()

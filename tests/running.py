@@ -184,8 +184,9 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def figures_at(port: int) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+def figures_of(server: RunningServer) -> dict[str, float]:
+    """The metrics of a server with an HTTP port."""
+    with urllib.request.urlopen(f"{server.http_url}/metrics") as reply:
         text = reply.read().decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("memlm")]
     return {name: float(value) for name, _, value in lines}

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from memlm.cli.app import app
 from memlm.server.config import ServerConfig
-from memlm.server.telemetry import metrics_port
+from memlm.server.http import app as http_app
 
 pytestmark = pytest.mark.packaging
 
@@ -59,10 +59,10 @@ def _options() -> dict[str, str]:
 
 def test_the_container_serves_at_the_ports_that_it_exposes_and_asks_itself_for_its_health() -> None:
     found = container_settings(["--model", "/models/m"])
-    ports = {found["port"], found["http_port"], found["metrics_port"]}
-    assert ports == set(map(int, re.search(r"^EXPOSE (.+)$", CONTAINERFILE, re.MULTILINE)[1].split()))
+    exposed = re.search(r"^EXPOSE (.+)$", CONTAINERFILE, re.MULTILINE)[1].split()
+    assert {found["port"], found["http_port"]} == set(map(int, exposed))
     port, path = re.search(r"http://127\.0\.0\.1:(\d+)(/\w+)", CONTAINERFILE).groups()
-    assert (int(port), path) == (found["metrics_port"], "/readyz")
+    assert (int(port), path) == (found["http_port"], "/readyz")
     assert re.search(r'^ENTRYPOINT \["memlm", "serve"\]$', CONTAINERFILE, re.MULTILINE)
     volume = re.search(r"^VOLUME (\S+)$", CONTAINERFILE, re.MULTILINE)[1]
     assert {found["store_dir"], found["session_dir"]} == {f"{volume}/stores", f"{volume}/sessions"}
@@ -92,7 +92,7 @@ def test_the_container_gets_the_files_that_the_package_is_built_from_and_no_othe
     assert set(extras) <= set(project["project"]["optional-dependencies"])
 
 
-def test_the_composition_mounts_files_that_exist_and_scrapes_the_port_of_the_metrics() -> None:
+def test_the_composition_mounts_files_that_exist_and_scrapes_the_http_port() -> None:
     services, found = COMPOSE["services"], container_settings(["--model", "/models/m"])
     command = [word.replace("${MEMLM_MODEL:?name a folder or file in MEMLM_MODELS}", "m")
                for word in services["memlm"]["command"]]  # fmt: skip
@@ -108,7 +108,8 @@ def test_the_composition_mounts_files_that_exist_and_scrapes_the_port_of_the_met
     for rules in prometheus["rule_files"]:
         assert mounts[f"/etc/prometheus/{rules}"] == f"./ops/{rules}"
     (job,) = prometheus["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"memlm:{found['metrics_port']}"]}]
+    assert job["static_configs"] == [{"targets": [f"memlm:{found['http_port']}"]}]
+    assert COMPOSE["services"]["memlm"]["environment"] == {"MEMLM_SERVE_ALLOWED_HOSTS": "memlm"}
     (source,) = read_yaml("grafana-datasource.yaml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
     (provider,) = read_yaml("grafana-dashboards.yaml")["providers"]
@@ -132,7 +133,7 @@ def test_the_unit_runs_a_command_that_exists_with_settings_that_hold() -> None:
     state = f"/var/lib/{lines['StateDirectory']}"
     assert {found["store_dir"], found["session_dir"]} == {f"{state}/stores", f"{state}/sessions"}
     assert float(lines["TimeoutStopSec"]) > found["drain_s"]
-    assert (found["log_format"], found["metrics_port"]) == ("json", 9100)
+    assert found["log_format"] == "json"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
@@ -152,18 +153,18 @@ def test_kubernetes_runs_the_container_with_probes_at_paths_and_ports_that_are_s
     (container,) = pod["containers"]
     found = container_settings(container["args"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {"grpc": found["port"], "http": found["http_port"], "metrics": found["metrics_port"]}
+    assert ports == {"grpc": found["port"], "http": found["http_port"]}
     probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
-    assert probes["readiness"] == {"path": "/readyz", "port": "metrics"}
-    assert probes["liveness"] == probes["startup"] == {"path": "/livez", "port": "metrics"}
-    source = Path(metrics_port.__file__).read_text()
+    assert probes["readiness"] == {"path": "/readyz", "port": "http"}
+    assert probes["liveness"] == probes["startup"] == {"path": "/livez", "port": "http"}
+    source = Path(http_app.__file__).read_text()
     assert all(f'"{path}"' in source for path in PROBES)
     for port in service["spec"]["ports"]:
         assert ports[port["targetPort"]] == port["port"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"] == labels
     annotations = deployment["spec"]["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == str(ports["metrics"])
+    assert annotations["prometheus.io/port"] == str(ports["http"])
     user = int(re.search(r"^USER (\d+)", CONTAINERFILE, re.MULTILINE)[1])
     assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsNonRoot"]) == (user, True)
     assert pod["terminationGracePeriodSeconds"] > found["drain_s"]

@@ -108,8 +108,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         lines.append(f"  log         {config.log_level}s; --log-level info adds a line for each call")
     if http_url is not None:
         lines.append(f"  HTTP        {http_url}/v1 for OpenAI clients, {http_url}/docs for the calls")
-    if config.metrics_port is not None:
-        lines.append(f"  metrics     http://{host}:{config.metrics_port}/metrics")
+        lines.append(f"  metrics     {http_url}/metrics")
     options = [
         "" if target == "localhost:50051" else f" --target {target}",
         " --ca CA.pem" if config.tls_cert else "",

@@ -200,8 +200,8 @@ def test_info_says_what_a_person_asks_for(capsys, model_folder, store_folder):
 
 
 def test_a_server_says_what_it_serves(model_folder, store_folder):
-    config = ServerConfig(model=model_folder, stores=(store_folder,), metrics_port=9100)
-    first, *lines = announcement(config, "127.0.0.1:1234")
+    config = ServerConfig(model=model_folder, stores=(store_folder,), http_port=8080)
+    first, *lines = announcement(config, "127.0.0.1:1234", "http://127.0.0.1:8080")
     assert first == f"serving {model_folder} at 127.0.0.1:1234"
     for words in (
         str(store_folder),
@@ -209,7 +209,7 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
         "4GiB",
         "no tokens",
         "--log-level info",
-        ":9100/metrics",
+        "http://127.0.0.1:8080/metrics",
         "--target localhost:1234",
     ):
         assert any(words in line for line in lines), words

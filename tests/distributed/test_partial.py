@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_stores import DIM, Corpus, build
-from running import RunningServer, figures_at, free_port, wait_until
+from running import RunningServer, figures_of, wait_until
 from running_shards import assert_same, cut_store, served, shard_processes
 from typer.testing import CliRunner
 
@@ -201,10 +201,9 @@ def test_pointers_do_not_go_on_from_a_partial_search(checkpoint, halves):
 
 
 def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folder, halves):
-    port = free_port()
     with shard_processes(halves, tmp_path, "1/2", "2/2") as shards:
         options = [word for each in shards for word in ("--shard", each.address)]
-        options += ["--partial", "--metrics-port", str(port), "--http-port", "0"]
+        options += ["--partial", "--http-port", "0"]
         with (
             RunningServer(tmp_path / "server.log", model_folder, halves, options=tuple(options)) as server,
             Client(server.address) as client,
@@ -261,7 +260,7 @@ def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folde
                 ]
                 assert json.loads(last.removeprefix("data: "))["choices"][0]["memory"]["searched_share"] == share
             store = f'memlm_datastore_partial_searches_total{{store="{halves.name}"}}'
-            wait_until(lambda: figures_at(port).get(store, 0) > 12)
+            wait_until(lambda: figures_of(server).get(store, 0) > 12)
             shards[1].start()
             wait_until(lambda: ask().finished.usage.searched_share == 1)
             assert [each.logprob for each in ask().tokens] == [each.logprob for each in expected.tokens]

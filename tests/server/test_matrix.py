@@ -17,10 +17,9 @@ from running import (
     RunningServer,
     Wire,
     family_of,
-    figures_at,
+    figures_of,
     forked_by,
     forker_of,
-    free_port,
     is_alive,
     wait_until,
     wait_until_idle,
@@ -42,8 +41,8 @@ class Ground:
     """A server with every kind of thing to lose, and how to see whether it lost any."""
 
     def __init__(self, folder: Path, model: Path, corpus: Path, **how: Any) -> None:
-        self.folder, self.port, self.corpus, self.stores = folder, free_port(), corpus, folder / "stores"
-        options = ("--threads", "1", "--metrics-port", str(self.port), "--store-dir", str(self.stores), "--drain", "30")
+        self.folder, self.corpus, self.stores = folder, corpus, folder / "stores"
+        options = ("--threads", "1", "--http-port", "0", "--store-dir", str(self.stores), "--drain", "30")
         options += ("--index-idle", "1")  # each check waits for the end of idle index workers
         self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)), **how)
         with Client(self.server.address) as client:
@@ -69,7 +68,7 @@ class Ground:
 
     def is_settled(self, before: dict[str, list[int]]) -> bool:
         """Whether nothing goes on any more, and nothing is held that was not held before."""
-        figures = figures_at(self.port)
+        figures = figures_of(self.server)
         if any(figures[f"memlm_{name}"] for name in ("requests_open", "running", "waiting", "waiting_tokens")):
             return False
         working = forked_by(self.server.process.pid)
@@ -87,7 +86,7 @@ class Ground:
         try:
             wait_until(lambda: self.is_settled(before))
         except AssertionError:
-            figures = {name: value for name, value in figures_at(self.port).items() if "{" not in name}
+            figures = {name: value for name, value in figures_of(self.server).items() if "{" not in name}
             raise AssertionError(f"before {before}, now {self.used()}, told {figures}") from None
         with write_lock(self.path), Client(self.server.address) as client:
             assert client.get_session(session).num_tokens == 0
@@ -209,7 +208,7 @@ def test_what_is_broken_off_leaves_nothing(ground: Ground, call: str, event: Cal
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_until(lambda: ended or figures_at(ground.port)["memlm_requests_open"])
+        wait_until(lambda: ended or figures_of(ground.server)["memlm_requests_open"])
         time.sleep(0.1)  # so that the call is in its midst
         event(client, way)
         asking.join(PATIENCE_S)

@@ -1,19 +1,15 @@
 """What Prometheus is told, after calls that went well and calls that did not."""
 
-import os
 import shutil
-import signal
-import socket
-import time
 import urllib.request
-from contextlib import ExitStack, closing
-from http.client import HTTPConnection
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from ops_files import alert_expressions, dashboard_expressions, documented_metrics, metrics_in
 from prometheus_client.parser import text_string_to_metric_families
-from running import RunningServer, figures_at, free_port, wait_until
+from running import RunningServer, figures_of, wait_until
 
 import memlm
 from memlm.api.generation import DraftSource, DraftUsage, Finished, FinishReason, Usage
@@ -24,37 +20,68 @@ from memlm.index.store.datastore import Datastore
 from memlm.server.telemetry.metrics import Metrics
 
 
-def test_calls_tokens_sessions_and_the_heartbeat_are_counted(
-    model_folder: Path, store_folder: Path, tmp_path: Path
-) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port))
-    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server:
-        with Client(server.address) as client:
-            client.wait_until_ready()
-            stream = client.generate("the memory", seed=1, max_tokens=7)
-            count = len(list(stream))
-            with pytest.raises(InvalidInput):
-                client.score("")
-            session = client.session()
-            session.append("the memory of a model")
-            wait_until(lambda: (at := figures_at(port))["memlm_sessions"] == 1 and not at["memlm_running"])
-            figures = figures_at(port)
-        assert stream.finished is not None
-        assert figures['memlm_requests_total{call="Generate",code="OK"}'] == 1
-        assert figures['memlm_requests_total{call="Score",code="INVALID_ARGUMENT"}'] == 1
-        assert figures['memlm_tokens_total{kind="generated"}'] == count
-        assert figures['memlm_tokens_total{kind="prompt"}'] == stream.finished.usage.prompt_tokens
-        assert figures["memlm_searches_total"] == stream.finished.usage.searches > 0
-        assert figures["memlm_retrieval_seconds_count"] == figures["memlm_lam_count"] == 1
-        usage = stream.finished.usage
-        assert 0 < figures["memlm_retrieval_seconds_sum"] == pytest.approx(usage.retrieval_ms / usage.searches / 1000)
-        assert figures["memlm_lam_sum"] == pytest.approx(usage.lam) == pytest.approx(0.25)
-        assert figures["memlm_time_to_first_token_seconds_count"] == 1
-        assert figures["memlm_session_bytes"] > 0
-        assert figures["memlm_requests_open"] == 0
-        assert 0 <= figures["memlm_heartbeat_age_seconds"] < 5
-        assert (figures["memlm_running"], figures["memlm_waiting"], figures["memlm_cache_bytes"]) == (0, 0, 0)
+@pytest.fixture(scope="module")
+def watched(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path
+) -> Iterator[RunningServer]:
+    """A server for tests that look at how its metrics grow."""
+    folder = tmp_path_factory.mktemp("watched")
+    options = ("--threads", "1", "--http-port", "0", "--store-dir", str(folder / "stores"))
+    with RunningServer(folder / "log", model_folder, store_folder, options=options) as server:
+        yield server
+
+
+@pytest.fixture
+def client(watched: RunningServer) -> Iterator[Client]:
+    with Client(watched.address) as client:
+        client.wait_until_ready()
+        yield client
+
+
+def growth_of(server: RunningServer) -> Callable[[str], float]:
+    """By how much a metric has grown since now."""
+    before = figures_of(server)
+    return lambda name: figures_of(server)[name] - before.get(name, 0)
+
+
+def test_a_call_is_counted_by_its_status(watched: RunningServer, client: Client) -> None:
+    growth = growth_of(watched)
+    searches_of(client.generate("the memory", seed=1, max_tokens=2))
+    with pytest.raises(InvalidInput):
+        client.score("")
+    wait_until(lambda: growth('memlm_requests_total{call="Generate",code="OK"}') == 1)
+    assert growth('memlm_requests_total{call="Score",code="INVALID_ARGUMENT"}') == 1
+    assert figures_of(watched)["memlm_requests_open"] == 0
+
+
+def test_a_generation_counts_its_tokens_searches_and_weights(watched: RunningServer, client: Client) -> None:
+    growth = growth_of(watched)
+    stream = client.generate("the memory", seed=1, max_tokens=7)
+    count = len(list(stream))
+    assert stream.finished is not None
+    usage = stream.finished.usage
+    wait_until(lambda: growth('memlm_tokens_total{kind="generated"}') == count)
+    assert growth('memlm_tokens_total{kind="prompt"}') == usage.prompt_tokens
+    assert growth("memlm_searches_total") == usage.searches > 0
+    assert growth("memlm_retrieval_seconds_count") == growth("memlm_lam_count") == 1
+    assert 0 < growth("memlm_retrieval_seconds_sum") == pytest.approx(usage.retrieval_ms / usage.searches / 1000)
+    assert growth("memlm_lam_sum") == pytest.approx(usage.lam) == pytest.approx(0.25)
+    assert growth("memlm_time_to_first_token_seconds_count") == 1
+
+
+def test_a_session_counts_until_it_is_deleted(watched: RunningServer, client: Client) -> None:
+    with client.session() as session:
+        session.append("the memory of a model")
+        wait_until(lambda: (at := figures_of(watched))["memlm_sessions"] == 1 and not at["memlm_running"])
+        assert figures_of(watched)["memlm_session_bytes"] > 0
+    wait_until(lambda: figures_of(watched)["memlm_sessions"] == figures_of(watched)["memlm_session_bytes"] == 0)
+
+
+def test_an_idle_worker_beats_and_holds_nothing(watched: RunningServer, client: Client) -> None:
+    wait_until(lambda: not figures_of(watched)["memlm_running"])
+    figures = figures_of(watched)
+    assert 0 <= figures["memlm_heartbeat_age_seconds"] < 5
+    assert (figures["memlm_running"], figures["memlm_waiting"], figures["memlm_cache_bytes"]) == (0, 0, 0)
 
 
 def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own_store: Path, tmp_path: Path) -> None:
@@ -66,43 +93,6 @@ def test_what_another_process_deletes_is_silent_here_too(model_folder: Path, own
             store.delete([loud])
         wait_until(lambda: loud not in {n.document_id for n in client.search(None, "the memory", k=50)})
         assert client.datastores.list()[0].num_deleted_documents == 1
-
-
-def status_at(port: int, path: str, method: str = "GET") -> int:
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    with closing(connection):
-        connection.request(method, path)
-        return connection.getresponse().status
-
-
-def test_the_metrics_port_tells_readiness_and_knows_no_other_path(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port), "--worker-timeout", "3")
-    with RunningServer(tmp_path / "log", model_folder, options=options) as server:
-        assert [status_at(port, path) for path in ("/metrics", "/metrics?name[]=a", "/health", "/livez")] == [200] * 4
-        assert [status_at(port, path) for path in ("/", "/healthz", "/metrics/", "/../metrics", "/v1")] == [404] * 5
-        assert status_at(port, "/metrics", "POST") == 405
-        os.kill(server.worker_pid, signal.SIGSTOP)
-        wait_until(lambda: status_at(port, "/health") == status_at(port, "/readyz") == 503)
-        assert status_at(port, "/livez") == 200
-        wait_until(lambda: status_at(port, "/health") == 200)  # another worker has taken its place
-
-
-def test_connections_to_the_metrics_port_are_bounded_in_number_and_time(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port))
-    with RunningServer(tmp_path / "log", model_folder, options=options) as server, ExitStack() as stack:
-        threads = len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
-        begin_s = time.monotonic()
-        half = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
-        for each in half:
-            each.sendall(b"GET /metrics HTTP/1.1\r\n")
-            each.settimeout(15)
-        assert "memlm_running" in figures_at(port)
-        assert len(list(Path(f"/proc/{server.process.pid}/task").iterdir())) < threads + 10
-        assert half[0].recv(1) == b""  # the oldest gave way
-        assert time.monotonic() - begin_s < 4
-        assert half[-1].recv(1) == b""  # the latest had its time
 
 
 def of_store(figures: dict[str, float], store: str) -> dict[str, float]:
@@ -126,8 +116,7 @@ def searches_of(stream: TokenStream) -> int:
 def test_each_loaded_datastore_has_metrics_and_an_unloaded_one_none(
     model_folder: Path, own_store: Path, tmp_path: Path
 ) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port), "--workers", "2")
+    options = ("--threads", "1", "--http-port", "0", "--workers", "2")
     other = Path(shutil.copytree(own_store, tmp_path / "other"))
     with ExitStack() as stack:
         server = stack.enter_context(RunningServer(tmp_path / "log", model_folder, own_store, other, options=options))
@@ -137,9 +126,9 @@ def test_each_loaded_datastore_has_metrics_and_an_unloaded_one_none(
         alone = {"max_tokens": 9, "k": 4, "drafts": 0}  # contexts of drafts that are rejected count, too
         searches = sum(searches_of(client.generate("the memory", store=own, **alone)) for _ in range(2))
         shared = searches_of(client.generate("the memory", seed=1, **alone))
-        wait_until(lambda: of_store(figures_at(port), own).get("contexts_total") == searches + shared)
-        wait_until(lambda: of_store(figures_at(port), "other").get("contexts_total") == shared)
-        figures = figures_at(port)
+        wait_until(lambda: of_store(figures_of(server), own).get("contexts_total") == searches + shared)
+        wait_until(lambda: of_store(figures_of(server), "other").get("contexts_total") == shared)
+        figures = figures_of(server)
         mine, others = of_store(figures, own), of_store(figures, "other")
         with Datastore.open(own_store) as store:
             snapshot = store.snapshot
@@ -156,47 +145,40 @@ def test_each_loaded_datastore_has_metrics_and_an_unloaded_one_none(
         assert mine["search_seconds_sum"] > 0
 
         client.datastores.delete_documents(own, [document.id])
-        wait_until(lambda: of_store(figures_at(port), own)["entries"] == mine["entries"] - size)
-        assert of_store(figures_at(port), own)["deleted_share"] == pytest.approx(size / mine["entries"])
+        wait_until(lambda: of_store(figures_of(server), own)["entries"] == mine["entries"] - size)
+        assert of_store(figures_of(server), own)["deleted_share"] == pytest.approx(size / mine["entries"])
 
         client.datastores.unload("other")
-        assert of_store(figures_at(port), "other") == {}
+        assert of_store(figures_of(server), "other") == {}
         client.datastores.load("other")
-        wait_until(lambda: of_store(figures_at(port), "other").get("entries"))
-        assert of_store(figures_at(port), "other")["contexts_total"] == 0
+        wait_until(lambda: of_store(figures_of(server), "other").get("entries"))
+        assert of_store(figures_of(server), "other")["contexts_total"] == 0
 
         (own_store / "CURRENT").write_text("nothing")
-        wait_until(lambda: of_store(figures_at(port), own)["usable"] == 0)
+        wait_until(lambda: of_store(figures_of(server), own)["usable"] == 0)
 
 
-def test_the_info_metric_names_version_model_dtype_and_device(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port), "--dtype", "bfloat16")
-    with RunningServer(tmp_path / "log", model_folder, options=options):
-        labels = f'device="cpu",dtype="bfloat16",model="{model_folder.name}",version="{memlm.__version__}"'
-        assert figures_at(port)[f"memlm_info{{{labels}}}"] == 1
+def test_the_info_metric_names_version_model_dtype_and_device(watched: RunningServer, model_folder: Path) -> None:
+    labels = f'device="cpu",dtype="float32",model="{model_folder.name}",version="{memlm.__version__}"'
+    assert figures_of(watched)[f"memlm_info{{{labels}}}"] == 1
 
 
-def test_the_drafts_of_calls_are_counted(model_folder: Path, tmp_path: Path) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port))
-    with (
-        RunningServer(tmp_path / "log", model_folder, options=options) as server,
-        Client(server.address) as client,
-    ):
-        plain = client.generate("the memory", temperature=0, max_tokens=12, drafts=0).result()
-        figures = figures_at(port)
-        assert figures["memlm_steps_total"] == plain.finished.usage.steps == 12
-        drafted = client.generate("the memory", temperature=0, max_tokens=12, drafts=4, draft=plain.text).result()
-        assert drafted.text == plain.text
-        usage, figures = drafted.finished.usage, figures_at(port)
-        assert figures["memlm_steps_total"] == 12 + usage.steps < 24
-        for each in usage.drafts:
-            label = f'{{source="{each.source}"}}'
-            assert figures[f"memlm_spec_decode_num_draft_tokens_total{label}"] == each.drafted > 0
-            assert figures[f"memlm_spec_decode_num_accepted_tokens_total{label}"] == each.accepted
-            assert figures[f"memlm_spec_decode_num_drafts_total{label}"] == each.drafts > 0
-        assert sum(each.accepted for each in usage.drafts) > 0
+def test_the_drafts_of_calls_are_counted(watched: RunningServer, client: Client) -> None:
+    growth = growth_of(watched)
+    greedy = {"temperature": 0, "max_tokens": 12}
+    plain = client.generate("the memory", drafts=0, **greedy).result()
+    wait_until(lambda: growth("memlm_steps_total") == plain.finished.usage.steps == 12)
+    growth = growth_of(watched)
+    drafted = client.generate("the memory", drafts=4, draft=plain.text, **greedy).result()
+    assert drafted.text == plain.text
+    usage = drafted.finished.usage
+    wait_until(lambda: growth("memlm_steps_total") == usage.steps < 12)
+    for each in usage.drafts:
+        label = f'{{source="{each.source}"}}'
+        assert growth(f"memlm_spec_decode_num_draft_tokens_total{label}") == each.drafted > 0
+        assert growth(f"memlm_spec_decode_num_accepted_tokens_total{label}") == each.accepted
+        assert growth(f"memlm_spec_decode_num_drafts_total{label}") == each.drafts > 0
+    assert sum(each.accepted for each in usage.drafts) > 0
 
 
 def test_drafts_are_counted_by_their_source() -> None:
@@ -225,18 +207,12 @@ ADDED_BY_PROMETHEUS = {"instance", "job"}
 
 
 def test_alerts_dashboard_and_documents_name_the_metrics_and_labels_that_the_server_exports(
-    model_folder: Path, store_folder: Path, tmp_path: Path
+    watched: RunningServer, client: Client, store_folder: Path
 ) -> None:
-    port = free_port()
-    options = ("--threads", "1", "--metrics-port", str(port), "--store-dir", str(tmp_path / "stores"))
-    with (
-        RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
-        Client(server.address) as client,
-    ):
-        searches_of(client.generate("the memory", max_tokens=5))
-        wait_until(lambda: of_store(figures_at(port), store_folder.name).get("contexts_total"))
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
-            families = list(text_string_to_metric_families(reply.read().decode()))
+    searches_of(client.generate("the memory", max_tokens=5))
+    wait_until(lambda: of_store(figures_of(watched), store_folder.name).get("contexts_total"))
+    with urllib.request.urlopen(f"{watched.http_url}/metrics") as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
     exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
     names = {family.name + "_total" * (family.type == "counter") for family in families}
     assert documented_metrics() == {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import PATIENCE_S, RunningServer, family_of, figures_at, free_port, is_alive, niceness_of, wait_until
+from running import PATIENCE_S, RunningServer, family_of, figures_of, is_alive, niceness_of, wait_until
 from running_replicas import CLUSTER_S, replica_pids, serve
 from texts import make_text
 
@@ -121,15 +121,13 @@ def long_store(tmp_path_factory: pytest.TempPathFactory, long_model: Path, corpu
 
 
 @pytest.fixture(scope="module")
-def pair(
-    tmp_path_factory: pytest.TempPathFactory, long_model: Path, long_store: Path
-) -> Iterator[tuple[RunningServer, int]]:
-    """Two replicas, with sessions on the disk, and the port of the metrics. One cluster for all tests of this file."""
-    folder, port = tmp_path_factory.mktemp("pair"), free_port()
+def pair(tmp_path_factory: pytest.TempPathFactory, long_model: Path, long_store: Path) -> Iterator[RunningServer]:
+    """Two replicas, with sessions on the disk. One cluster for all tests of this file."""
+    folder = tmp_path_factory.mktemp("pair")
     store = Path(shutil.copytree(long_store, folder / "store"))
-    options = ("--replicas", "2", "--session-dir", str(folder / "sessions"), "--metrics-port", str(port))
+    options = ("--replicas", "2", "--session-dir", str(folder / "sessions"), "--http-port", "0")
     with serve(folder, long_model, store, options=options) as server:
-        yield server, port
+        yield server
         assert_drains(server)
 
 
@@ -145,11 +143,10 @@ def assert_drains(server: RunningServer) -> None:
     assert "SIGTERM received" not in server.output  # of Ray's handler, with a stack
 
 
-def test_answers_are_those_of_the_library(pair: tuple[RunningServer, int], long_model: Path, long_store: Path) -> None:
+def test_answers_are_those_of_the_library(pair: RunningServer, long_model: Path, long_store: Path) -> None:
     """Greedy and drawn with a seed, one at a time: each replica has its turn, and all give the same bits."""
-    server, _ = pair
-    with Client(server.address) as client, LanguageModel(load_checkpoint(long_model), [long_store]) as library:
-        assert [niceness_of(pid) for pid in replica_pids(server)] == 2 * [niceness_of(0)]  # not below other work
+    with Client(pair.address) as client, LanguageModel(load_checkpoint(long_model), [long_store]) as library:
+        assert [niceness_of(pid) for pid in replica_pids(pair)] == 2 * [niceness_of(0)]  # not below other work
         for temperature in (0, 1):
             for seed, prompt in enumerate(PROMPTS):
                 request = {"max_tokens": 8, "temperature": temperature, "seed": seed, "neighbors": 2}
@@ -160,9 +157,8 @@ def test_answers_are_those_of_the_library(pair: tuple[RunningServer, int], long_
         assert client.score(PROMPTS[0]).bits_per_byte == library.score(PROMPTS[0]).bits_per_byte
 
 
-def test_a_session_stays_with_its_replica(pair: tuple[RunningServer, int]) -> None:
-    server, _ = pair
-    with Client(server.address) as client:
+def test_a_session_stays_with_its_replica(pair: RunningServer) -> None:
+    with Client(pair.address) as client:
         names = [client.session().name for _ in range(16)]
         assert len(homes(names)) == 2
         for name, prompt in zip(names, PROMPTS, strict=False):
@@ -177,31 +173,28 @@ def test_a_session_stays_with_its_replica(pair: tuple[RunningServer, int]) -> No
         assert client.list_sessions() == ()
 
 
-def test_errors_are_those_of_a_plain_server(pair: tuple[RunningServer, int]) -> None:
-    server, port = pair
-    with Client(server.address) as client:
+def test_errors_are_those_of_a_plain_server(pair: RunningServer) -> None:
+    with Client(pair.address) as client:
         with pytest.raises(NotFound, match="no session 'nowhere'") as error:
             client.generate("a", session="nowhere")
         assert (error.value.kind, error.value.name) == ("session", "nowhere")  # of the status's details
         with pytest.raises(DeadlineExceeded):
             list(client.generate("a", temperature=0, timeout_s=0.3))
-        wait_until(lambda: figures_at(port)["memlm_running"] == 0)  # it ended there, too
+        wait_until(lambda: figures_of(pair)["memlm_running"] == 0)  # it ended there, too
 
 
-def test_a_cancelled_generation_ends_at_its_replica(pair: tuple[RunningServer, int]) -> None:
-    server, port = pair
-    with Client(server.address) as client:
+def test_a_cancelled_generation_ends_at_its_replica(pair: RunningServer) -> None:
+    with Client(pair.address) as client:
         for _ in range(2):
             stream = client.generate("a", temperature=0, max_tokens=30_000)
             next(stream)
-            wait_until(lambda: figures_at(port)["memlm_running"] == 1)
+            wait_until(lambda: figures_of(pair)["memlm_running"] == 1)
             stream.close()
-            wait_until(lambda: figures_at(port)["memlm_running"] == 0)
+            wait_until(lambda: figures_of(pair)["memlm_running"] == 0)
 
 
-def test_a_change_of_a_datastore_reaches_all_replicas(pair: tuple[RunningServer, int]) -> None:
-    server, _ = pair
-    with Client(server.address) as client:
+def test_a_change_of_a_datastore_reaches_all_replicas(pair: RunningServer) -> None:
+    with Client(pair.address) as client:
         client.datastores.remember("store", "The gateway listens on port 7443.", document_id="gateway")
         assert {client.datastores.get("store").num_documents for _ in range(16)} == {9}
         client.datastores.delete_documents("store", ["gateway"])
@@ -209,18 +202,17 @@ def test_a_change_of_a_datastore_reaches_all_replicas(pair: tuple[RunningServer,
             assert all(each.document_id != "gateway" for each in client.search("store", "The gateway", k=400))
         client.datastores.unload("store")
         assert {client.datastores.list() for _ in range(16)} == {()}
-        client.datastores.load(str(server.log.parent / "store"))
+        client.datastores.load(str(pair.log.parent / "store"))
         assert {len(client.datastores.list()) for _ in range(16)} == {1}
 
 
-def test_who_dies_fails_its_own_requests_alone(pair: tuple[RunningServer, int]) -> None:
+def test_who_dies_fails_its_own_requests_alone(pair: RunningServer) -> None:
     """A replica is killed under load. Its streams end with a status, its sessions go on at the other one."""
-    server, _ = pair
     outcomes = dict[str, list[object]]()
 
     def ask(name: str) -> None:
         outcomes[name] = [0]
-        with suppress(MemlmError), Client(server.address) as client:
+        with suppress(MemlmError), Client(pair.address) as client:
             try:
                 with client.generate("", session=name, temperature=0, max_tokens=60) as stream:
                     for _ in stream:
@@ -228,8 +220,8 @@ def test_who_dies_fails_its_own_requests_alone(pair: tuple[RunningServer, int]) 
             except MemlmError as error:
                 outcomes[name].append(error)
 
-    first, second = replica_pids(server)
-    with Client(server.address) as client:
+    first, second = replica_pids(pair)
+    with Client(pair.address) as client:
         names = list[str]()
         while len(homes(names)) < 2 or len(names) < 6:
             names.append(client.session().name)
@@ -249,8 +241,8 @@ def test_who_dies_fails_its_own_requests_alone(pair: tuple[RunningServer, int]) 
             assert all(isinstance(error, Unavailable) and "\n" not in str(error) for error in errors), errors
             assert count == 60 or name in failed
         wait_until(lambda: all(is_back(client, name, before) for name in failed), CLUSTER_S)
-        wait_until(lambda: len(replica_pids(server)) == 2, CLUSTER_S)
-        assert replica_pids(server)[0] == second
+        wait_until(lambda: len(replica_pids(pair)) == 2, CLUSTER_S)
+        assert replica_pids(pair)[0] == second
         wait_until(lambda: num_sessions(client) == len(names), CLUSTER_S)
         for name in names:
             client.delete_session(name)

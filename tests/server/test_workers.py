@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from encoders import save_bert
 from random_adapters import SPECS, save_random_adapter
-from running import PATIENCE_S, RunningServer, alike, figures_at, free_port, wait_until
+from running import PATIENCE_S, RunningServer, alike, figures_of, wait_until
 from safetensors.torch import load_file, save_file
 from texts import make_text
 
@@ -379,12 +379,11 @@ async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_fo
 @pytest.fixture
 def still(model_folder: Path, own_store: Path, tmp_path: Path) -> Iterator[tuple[RunningServer, int]]:
     """A server of two workers, and the process of one that has been stopped for two seconds."""
-    port = free_port()
-    options = ("--threads", "1", "--workers", "2", "--worker-timeout", "4", "--metrics-port", str(port))
+    options = ("--threads", "1", "--workers", "2", "--worker-timeout", "4", "--http-port", "0")
     with RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server:
         stopped = server.worker_pids[0]
         os.kill(stopped, signal.SIGSTOP)
-        wait_until(lambda: figures_at(port)["memlm_heartbeat_age_seconds"] > 2.1)
+        wait_until(lambda: figures_of(server)["memlm_heartbeat_age_seconds"] > 2.1)
         yield server, stopped
 
 

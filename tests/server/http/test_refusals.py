@@ -14,7 +14,7 @@ from memlm.server.http.bodies import CHAT, COMPLETION, schema_of_document
 
 PROMPT = {"model": "tiny", "prompt": "the"}
 TALK = {"model": "tiny", "messages": [{"role": "user", "content": "the"}]}
-ANN, BEN = "ann's own secret 0", "ben's own secret 0"
+ANN, BEN, PROMETHEUS = "ann's own secret 0", "ben's own secret 0", "that of the scrapes"
 TOKENS = f"""
 [[token]]
 name = "ann"
@@ -26,6 +26,11 @@ name = "ben"
 secret = "{BEN}"
 calls = ["Tokenize"]
 requests_per_minute = 6
+
+[[token]]
+name = "prometheus"
+secret = "{PROMETHEUS}"
+calls = []
 """
 
 
@@ -274,6 +279,12 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(web: RunningServer,
 
     with pytest.raises(httpx.HTTPError):  # closed while it is being sent, with or without a chance to read the refusal
         http.post("/v1/completions", content=endless(), headers={"content-type": "application/json"}).raise_for_status()
+
+
+def test_a_token_that_may_call_nothing_reads_the_metrics(guarded_web: RunningServer) -> None:
+    with httpx.Client(base_url=guarded_web.http_url, headers={"authorization": f"Bearer {PROMETHEUS}"}) as http:
+        assert "\nmemlm_info{" in http.get("/metrics").text
+        refused(http.post("/v1/completions", json=PROMPT), 403, None, "it may call nothing")
 
 
 def test_tokens_count_as_over_grpc(guarded_web: RunningServer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from running import RunningServer, free_port
+from running import RunningServer
 
 from memlm.errors import InvalidInput
 from memlm.server.config import ServerConfig
@@ -134,24 +134,6 @@ def test_a_target_with_a_host_counts_in_place_of_the_header(web: RunningServer) 
 def test_a_request_of_http_1_0_needs_no_host(web: RunningServer) -> None:
     assert status_of(web.http_url, "", version="1.0") == 200
     assert status_of(web.http_url, f"Host: {EVIL}", version="1.0") == 403
-
-
-def test_the_metrics_port_answers_to_the_same_names(
-    tmp_path: Path, model_folder: Path, store_folder: Path, token_file: Path
-) -> None:
-    """Also where the other port wants tokens: this one wants none, and tells the names of datastores."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    options = ("--threads", "1", "--metrics-port", str(port), "--auth-file", str(token_file))
-    with RunningServer(tmp_path / "log", model_folder, options=(*options, "--allowed-hosts", "prometheus")):
-        for path in ("/metrics", "/health", "/livez", "/"):
-            assert status_of(url, f"Host: {EVIL}", target=path) == 403
-            assert status_of(url, f"host:EVIL.test:{port}", target=path) == 403
-            assert status_of(url, "Host: localhost\r\nHost: localhost", target=path) == 400
-            assert status_of(url, "", target=path) == 400
-        for head in ("Host: prometheus:9100", "Host: 127.0.0.1", "Host: localhost"):
-            assert status_of(url, head, target="/metrics") == 200
-        assert status_of(url, "", target="/metrics", version="1.0") == 200
 
 
 @pytest.mark.parametrize(
