@@ -56,8 +56,12 @@ format: $(STAMP)  ## rewrite the code as the formatter likes it
 	$(BIN)/ruff format .
 
 OUT := proto
+# The contract imports protos of the package googleapis-common-protos, which has operations.proto by another name.
+GOOGLEAPIS = $(shell $(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that the bounds allow
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) \
+	$(BIN)/python -m grpc_tools.protoc -Iproto -I$(GOOGLEAPIS) \
+		-Igoogle/longrunning/operations.proto=$(GOOGLEAPIS)/google/longrunning/operations_proto.proto \
+		--python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) \
 		--include_imports --descriptor_set_out=$(OUT)/memlm.binpb proto/memlm/v1/*.proto
 
 native: $(STAMP)  ## build the native kernels, after a change of memlm/model/csrc

@@ -59,4 +59,3 @@ def test_the_descriptor_set_has_the_services_and_all_that_they_import() -> None:
     found = {f"{file.package}.{service.name}" for file in published.file for service in file.service}
     assert found == {service.full_name for service in SERVICES}
     assert all(name in files for file in published.file for name in file.dependency)
-    assert (ROOT / "proto" / "google" / "rpc" / "error_details.proto").is_file()

@@ -1,13 +1,13 @@
 // Lists the datastores of a server, and streams a continuation with the source of each token.
 //
 //   npm install && node client.js localhost:50051 "def main("
-import { fileURLToPath } from 'node:url'
+import { readFileSync } from 'node:fs'
 import grpc from '@grpc/grpc-js'
 import loader from '@grpc/proto-loader'
 
-const protos = fileURLToPath(new URL('../../../proto', import.meta.url))
-const files = ['memlm/v1/generation.proto', 'memlm/v1/datastores.proto']
-const definition = loader.loadSync(files, { includeDirs: [protos], keepCase: true, longs: Number, enums: String, oneofs: true })
+const contract = readFileSync(new URL('../../../proto/memlm.binpb', import.meta.url))
+const options = { keepCase: true, longs: Number, enums: String, oneofs: true }
+const definition = loader.loadFileDescriptorSetFromBuffer(contract, options)
 const { memlm } = grpc.loadPackageDefinition(definition)
 
 const [target = 'localhost:50051', prompt = 'def main('] = process.argv.slice(2)
