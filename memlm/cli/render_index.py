@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
@@ -18,7 +18,7 @@ from memlm.base.counted import counted
 from memlm.base.figures import duration, figure, file_size
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line, printable
-from memlm.cli.console import cell, emit_json, err, jsonable, out, print_table, table
+from memlm.cli.console import emit_json, err, jsonable, out
 from memlm.index.factory import NO_INDEX
 
 SHOWN_FILES = 100
@@ -79,18 +79,6 @@ def print_delete_preview(document_ids: list[str], *, json: bool) -> None:
     for document_id in document_ids:
         out.print(one_line(document_id), markup=False)
     out.print(f"{counted(len(document_ids), 'document')} would be deleted")
-
-
-def print_facts(facts: Mapping[str, Any], title: str, *, json: bool) -> None:
-    """Prints facts, one a line."""
-    if json:
-        emit_json(facts)
-        return
-    shown = table("", "", title=title)
-    shown.show_header = False
-    for name, value in facts.items():
-        shown.add_row(name.replace("_", " "), cell(_readable(value)))
-    print_table(shown)
 
 
 def print_estimate(estimate: Any, files: list[str], out_folder: Path, *, json: bool) -> None:
@@ -395,11 +383,3 @@ def _quality(quality: Any) -> str:
         f"recall@{quality['k']} {quality['recall']:.3f}, softmax mass {quality['softmax_mass']:.3f},"
         f" {quality['nats_change']:+.4f} nats a token against exact search"
     )
-
-
-def _readable(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_readable(item)}" for name, item in value.items())
-    if isinstance(value, float):
-        return figure(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -124,11 +124,6 @@ class Authenticator:
         self._callers = callers
 
 
-def read_callers(path: Path) -> tuple[Principal, ...]:
-    """Reads the callers of a token file. Raises InvalidInput with the token and the reason."""
-    return _parse_callers(_watch_file(path).contents[0], path)
-
-
 def _watch_file(path: Path) -> WatchedFiles:
     try:
         file = WatchedFiles(path)

@@ -12,7 +12,7 @@ from memlm.base.texts import InUtf8, text_of
 from memlm.cli.chat_shell import piped_lines
 from memlm.cli.options import read_text
 from memlm.language_model import load
-from memlm.server.frontend.auth import read_callers
+from memlm.server.frontend.auth import Authenticator
 from memlm.server.http.schema import parse_json
 
 ENCODINGS = ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
@@ -70,7 +70,8 @@ def test_bodies_tokens_and_prompts_may_begin_with_a_mark(tmp_path: Path, encodin
     secret = "s" * 40
     (tmp_path / "tokens.toml").write_bytes(f'[[token]]\r\nname = "ann"\r\nsecret = "{secret}"\r\n'.encode(encoding))
     (tmp_path / "tokens.toml").chmod(0o600)
-    assert [caller.name for caller in read_callers(tmp_path / "tokens.toml")] == ["ann"]
+    caller = Authenticator(tmp_path / "tokens.toml").authenticate([("authorization", f"Bearer {secret}")])
+    assert caller.name == "ann"
 
 
 def test_piped_lines_begin_behind_a_mark(monkeypatch):
