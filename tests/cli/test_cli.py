@@ -82,60 +82,66 @@ def test_wrong_use_exits_with_2(capsys):
         assert memlm(capsys, *words)[0] == 2
 
 
-def test_failure_exits_with_1_and_one_line(capsys, model_folder, store_folder, corpus_folder, tmp_path):
-    nowhere, empty = tmp_path / "nowhere", tmp_path / "empty"
-    empty.mkdir()
+@pytest.fixture
+def places(model_folder: Path, store_folder: Path, corpus_folder: Path, tmp_path: Path) -> dict[str, Path]:
+    """The files and folders that FAILURES name."""
+    (tmp_path / "empty").mkdir()
     (tmp_path / "f.toml").write_text("dimension = 3")
-    for words, says in (
-        (["train", nowhere, "--out", tmp_path / "m"], "no file or folder"),
-        (["train", empty, "--out", tmp_path / "m"], "no text was found"),
-        (["train", corpus_folder, "--out", model_folder], "another folder"),
-        (["train", corpus_folder, "--out", tmp_path / "m", "--preset", "huge"], "tiny, small, base"),
-        (["train", corpus_folder, "--out", tmp_path / "m", "--config", tmp_path / "f.toml"], "dimension"),
-        (["train", corpus_folder, "--out", tmp_path / "m", "--on-error", "ignore"], "'skip' or 'fail'"),
-        (["index", "build", corpus_folder, "--model", nowhere, "--out", tmp_path / "s"], "no such folder"),
-        (["index", "build", corpus_folder, "--model", model_folder, "--out", store_folder], "index add"),
-        (["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--index", "X"], "IVF"),
-        (
-            ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s", "--share", "2"],
-            "--share is 2",
-        ),
-        (["train", corpus_folder, "--out", "/proc/x"], "/proc/x cannot be used"),
-        (
-            ["index", "build", store_folder, "--model", model_folder, "--out", tmp_path / "s"],
-            "a datastore, and no text",
-        ),
-        (["index", "info", nowhere], "memlm index build"),
-        (["index", "snapshot", store_folder, corpus_folder], "new folder"),
-        (["index", "delete", store_folder, "nobody"], "nobody"),
-        (["index", "search", store_folder, "", "--model", model_folder, "--k", "0"], "--k is 0"),
-        (["index", "passages", store_folder, " ", "--model", model_folder], "QUESTION is empty"),
-        (["eval", empty, "--model", model_folder], "no text was found"),
-        (["generate", "x", "--model", model_folder, "--top-p", "2"], "--top-p is 2.0"),
-        (["generate", "x", "--model", model_folder, "--drafts", "65"], "--drafts is 65; expected between 0 and 64"),
-        (
-            ["generate", "x", "--model", model_folder, "--draft", "y", "--early-exit"],
-            "--draft is given with early_exit",
-        ),
-        (["generate", "word " * 200, "--model", model_folder], "shorten the prompt"),
-        (["generate", "x", "--model", model_folder, "--lam", "0.3"], "--lam is set, but no datastore"),
-        (
-            ["generate", "x", "--model", model_folder, "--knn-temperature", "3", "--no-store"],
-            "--knn-temperature is set",
-        ),
-        (["generate", "--file", nowhere, "--model", model_folder], "cannot be read (No such file"),
-        (["generate", "--file", empty, "--model", model_folder], "cannot be read (Is a directory"),
-        (["client", "session", "append", "NAME", "Some words"], "Some words cannot be read"),
-        (["client", "session", "append", "NAME", empty], "cannot be read (Is a directory"),
-        (["serve", "--model", nowhere, "--port", "0"], "no such folder"),
-        (["serve", "--model", model_folder, "--port", "70000"], "--port is 70000"),
-        (["client", "score", "x", "--target", "localhost:1", "--timeout", "2"], "memlm serve"),
-    ):
-        code, out, err = memlm(capsys, *words)
-        assert (code, out) == (1, ""), words
-        assert err.startswith("memlm: ")
-        assert err.count("\n") == 1, err
-        assert says in err, words
+    paths = {name: tmp_path / name for name in ("empty", "nowhere", "new")}
+    there = {"model": model_folder, "store": store_folder, "corpus": corpus_folder}
+    return {**paths, **there, "settings": tmp_path / "f.toml"}
+
+
+BUILD = "index build {corpus} --model {model} --out {new}"
+FAILURES = {
+    "train on nothing": ("train {nowhere} --out {new}", "no file or folder"),
+    "train on an empty folder": ("train {empty} --out {new}", "no text was found"),
+    "train into a folder": ("train {corpus} --out {model}", "another folder"),
+    "train an unknown preset": ("train {corpus} --out {new} --preset huge", "tiny, small, base"),
+    "train with an unknown setting": ("train {corpus} --out {new} --config {settings}", "dimension"),
+    "train with an unknown choice": ("train {corpus} --out {new} --on-error ignore", "'skip' or 'fail'"),
+    "train where nobody may write": ("train {corpus} --out /proc/x", "/proc/x cannot be used"),
+    "build with no model": ("index build {corpus} --model {nowhere} --out {new}", "no such folder"),
+    "build over a datastore": ("index build {corpus} --model {model} --out {store}", "index add"),
+    "build an unknown index": (f"{BUILD} --index X", "IVF"),
+    "build a share above 1": (f"{BUILD} --share 2", "--share is 2"),
+    "build of a datastore": ("index build {store} --model {model} --out {new}", "a datastore, and no text"),
+    "info of nothing": ("index info {nowhere}", "memlm index build"),
+    "snapshot into a folder": ("index snapshot {store} {corpus}", "new folder"),
+    "delete an unknown document": ("index delete {store} nobody", "nobody"),
+    "search for nothing": ("index search {store} '' --model {model} --k 0", "--k is 0"),
+    "passages for nothing": ("index passages {store} ' ' --model {model}", "QUESTION is empty"),
+    "eval of an empty folder": ("eval {empty} --model {model}", "no text was found"),
+    "generate above a range": ("generate x --model {model} --top-p 2", "--top-p is 2.0"),
+    "too many drafts": ("generate x --model {model} --drafts 65", "--drafts is 65; expected between 0 and 64"),
+    "a draft with an early exit": (
+        "generate x --model {model} --draft y --early-exit",
+        "--draft is given with early_exit",
+    ),
+    "generate from a long prompt": ("generate {long} --model {model}", "shorten the prompt"),
+    "a weight of no datastore": ("generate x --model {model} --lam 0.3", "--lam is set, but no datastore"),
+    "a temperature of no datastore": (
+        "generate x --model {model} --knn-temperature 3 --no-store",
+        "--knn-temperature is set",
+    ),
+    "generate from no file": ("generate --file {nowhere} --model {model}", "cannot be read (No such file"),
+    "generate from a folder": ("generate --file {empty} --model {model}", "cannot be read (Is a directory"),
+    "append words as a file": ("client session append NAME 'Some words'", "Some words cannot be read"),
+    "append a folder": ("client session append NAME {empty}", "cannot be read (Is a directory"),
+    "serve no model": ("serve --model {nowhere} --port 0", "no such folder"),
+    "serve at no port": ("serve --model {model} --port 70000", "--port is 70000"),
+    "call no server": ("client score x --target localhost:1 --timeout 2", "memlm serve"),
+}
+
+
+@pytest.mark.parametrize(("command", "says"), FAILURES.values(), ids=FAILURES)
+def test_failure_exits_with_1_and_one_line(capsys, places, command, says):
+    words = [word.format(**places, long="word " * 200) for word in shlex.split(command)]
+    code, out, err = memlm(capsys, *words)
+    assert (code, out) == (1, "")
+    assert err.startswith("memlm: ")
+    assert err.count("\n") == 1, err
+    assert says in err
 
 
 def test_what_needs_no_model_is_checked_before_one_is_loaded(
