@@ -241,7 +241,8 @@ def test_an_installed_wheel_gives_a_working_command(wheel, tmp_path):
     subprocess.run(install, check=True, capture_output=True)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     where = (
-        "import memlm, memlm.index.store.writer as w, memlm.server.inference.worker; print(memlm.__file__, w.__file__)"
+        "import memlm, memlm.index.store.writer as w, memlm.server.inference.worker; print(memlm.__file__, w.__file__);"
+        "from memlm.base.plugins import registered; assert 'mixer.hyper' in registered('memlm.parts')"
     )
     done = subprocess.run(
         [sys.executable, "-c", where], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
@@ -305,6 +306,7 @@ def test_a_checkout_is_whole_without_an_installation(bare, clone, tmp_path, meth
     lines = (
         "import multiprocessing, memlm.v1.generation_pb2",
         "from memlm.server.processes import file_limit",
+        "from memlm.base.plugins import registered; assert 'mixer.hyper' in registered('memlm.parts')",
         f"print(multiprocessing.get_context('{method}').Pool(1).apply(file_limit))",
     )
     where = {"cwd": clone} if inside else {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(clone)}}

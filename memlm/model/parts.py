@@ -18,10 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from memlm.base.plugins import load, registered
 from memlm.errors import Incompatible, InvalidInput
 
 if TYPE_CHECKING:
@@ -38,47 +37,20 @@ PLAIN = {
     "border": "plain",
     "cross": "none",
 }
-# Where the class of each kind is. It is loaded when a config names it first.
+# The classes of the decoder's own kinds. Any is loaded when a config names it first.
 KNOWN: dict[str, dict[str, str]] = {
-    "mixer": {
-        "adaptive_span": "memlm.zoo.adaptive_span:AdaptiveSpan",
-        "differential": "memlm.zoo.differential:Differential",
-        "differential_v2": "memlm.zoo.differential:DifferentialV2",
-        "hyper": "memlm.zoo.hyper:Hyper",
-        "infinite": "memlm.zoo.infinite:Infinite",
-        "lsh": "memlm.zoo.lsh:LSH",
-        "pattern": "memlm.model.patterns:Pattern",
-        "performer": "memlm.zoo.performer:Performer",
-        "rfa": "memlm.zoo.rfa:RandomFeatureAttention",
-        "routing": "memlm.zoo.routing:Routing",
-        "selective": "memlm.zoo.selective:Selective",
-        "shaped": "memlm.zoo.simplified:Shaped",
-    },
+    "mixer": {"pattern": "memlm.model.patterns:Pattern"},
     "channel": {
-        "base": "memlm.zoo.base_layers:Base",
-        "domain": "memlm.zoo.domains:Domains",
         "experts": "memlm.model.experts:Experts",
         "switch": "memlm.model.experts:Switch",
         "hash": "memlm.model.experts:HashExperts",
     },
-    "join": {
-        "gated": "memlm.zoo.gated:Gated",
-        "skipless": "memlm.zoo.simplified:Skipless",
-    },
-    "stack": {
-        "dense": "memlm.zoo.dense:Dense",
-        "exits": "memlm.model.exits:Exits",
-        "looped": "memlm.zoo.universal:Looped",
-        "reversible": "memlm.zoo.reversible:Reversible",
-        "universal": "memlm.zoo.universal:Universal",
-    },
-    "border": {"recurrent_memory": "memlm.zoo.recurrent_memory:RecurrentMemory"},
-    "cross": {
-        "retro": "memlm.zoo.retro:Retro",
-        "source": "memlm.model.cross:SourceAttention",
-    },
+    "join": {},
+    "stack": {"exits": "memlm.model.exits:Exits"},
+    "border": {},
+    "cross": {"source": "memlm.model.cross:SourceAttention"},
 }
-PLUGINS = "memlm.parts"  # entry points of other packages, named `seam.kind`
+PARTS = "memlm.parts"  # entry points of all others, named `seam.kind`
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +200,11 @@ def as_table(seam: str, given: Part | None) -> str | dict[str, Any]:
 
 
 def _load(seam: str, kind: str) -> type[Part]:
-    path = KNOWN[seam].get(kind)
-    if path is None:
-        plugins = entry_points(group=PLUGINS)
-        path = next((plugin.value for plugin in plugins if plugin.name == f"{seam}.{kind}"), None)
-    if path is None:
-        known = ", ".join([PLAIN[seam], *KNOWN[seam]])
-        raise InvalidInput(f"the {seam} is {kind!r}; this version has {known}", field=seam)
-    module, _, name = path.partition(":")
-    loaded: type[Part] = getattr(import_module(module), name)
+    prefix = f"{seam}."
+    others = {name.removeprefix(prefix): path for name, path in registered(PARTS).items() if name.startswith(prefix)}
+    known = others | KNOWN[seam]
+    if kind not in known:
+        names = ", ".join([PLAIN[seam], *sorted(known)])
+        raise InvalidInput(f"the {seam} is {kind!r}; this version has {names}", field=seam)
+    loaded: type[Part] = load(known[kind])
     return loaded

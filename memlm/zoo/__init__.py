@@ -1,1 +1,4 @@
-"""Parts of the literature for the decoder, one paper a file. A part is loaded when a config names it (docs/zoo.md)."""
+"""Parts of the literature for the decoder, one paper a file (docs/zoo.md).
+
+They are entry points in pyproject.toml, and are loaded when a config names them. Nothing in the package imports them.
+"""

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -12,16 +11,17 @@ from decoders import SHAPE, logits, make, tokens_of
 from training_runs import TINY
 from zoo.twins import drawn as drawn_twin
 
+from memlm.base.plugins import registered
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
 from memlm.language_model import LanguageModel
-from memlm.model import ModelConfig, parts
+from memlm.model import ModelConfig
 from memlm.model.adapter_files import AdapterNames
 from memlm.model.adapters import LoRA, new_adapter
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.draws import drawn
 from memlm.model.experts import Experts, HashExperts, Switch
-from memlm.model.parts import KNOWN, Layer, part
+from memlm.model.parts import KNOWN, PARTS, Layer, part
 from memlm.model.patterns import Pattern
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
@@ -30,10 +30,12 @@ PLAIN = replace(SHAPE, context_length=40)
 
 
 def test_every_known_kind_loads_under_its_name():
-    for seam, kinds in KNOWN.items():
-        for kind in kinds:
-            known = part(seam, kind)
-            assert (known.seam, known.kind) == (seam, kind)
+    names = [*registered(PARTS), *(f"{seam}.{kind}" for seam, kinds in KNOWN.items() for kind in kinds)]
+    assert "mixer.hyper" in names  # also where nothing is installed
+    for name in names:
+        seam, _, kind = name.partition(".")
+        known = part(seam, kind)
+        assert (known.seam, known.kind) == (seam, kind)
 
 
 def test_models_load_no_part_that_no_config_names():
@@ -88,10 +90,17 @@ def test_a_part_of_another_version_is_refused():
         part("mixer", {"kind": "pattern", "version": 2})
 
 
-def test_another_package_brings_a_part_by_an_entry_point(monkeypatch):
-    plugin = EntryPoint("mixer.theirs", "memlm.model.patterns:Pattern", parts.PLUGINS)
-    monkeypatch.setattr(parts, "entry_points", lambda group: [plugin] if group == parts.PLUGINS else [])
-    assert part("mixer", {"kind": "theirs", "window": 3}) == Pattern(window=3)
+def test_another_package_brings_a_part_by_an_entry_point(tmp_path, monkeypatch):
+    theirs = tmp_path / "theirs-1.0.dist-info"
+    theirs.mkdir()
+    (theirs / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (theirs / "entry_points.txt").write_text("[memlm.parts]\nmixer.theirs = memlm.model.patterns:Pattern\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registered.cache_clear()
+    try:
+        assert part("mixer", {"kind": "theirs", "window": 3}) == Pattern(window=3)
+    finally:
+        registered.cache_clear()
 
 
 def test_draws_are_those_of_splitmix64():
