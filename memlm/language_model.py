@@ -462,39 +462,12 @@ class LanguageModel:
         opened = ModelStore.open(path, self.checkpoint, name or "")
         if opened.snapshot.dim and getattr(self.checkpoint.decoder.cross, "neighbors", None) is not None:
             opened.datastore.close()
-            raise _keys_without_chunks(opened.name)
-        return self.engine.stores.register_store(opened, replace=replace)
-
-    def read_chunks(self, store: str | Path) -> None:
-        """Lets a model with the cross retro read the chunks of a datastore's documents, added and deleted ones from
-        their commit on. Without, it reads none.
-
-        Raises InvalidInput for a model without this cross, and for one whose datastore has keys, since those were made
-        without neighbors. Raises Incompatible for a datastore of another tokenizer.
-        """
-        from memlm.zoo.datastore_chunks import DatastoreChunks
-
-        if keyed := [each.name for each in self.stores if each.dim]:
-            raise _keys_without_chunks(keyed[0])
-        found = DatastoreChunks(store, self.checkpoint.decoder, self.tokenizer)
-        self.checkpoint.decoder.cross.neighbors = self._held.enter_context(found)
-
-    def use_domain(self, name: str) -> None:
-        """Lets a model with experts of domains read by those of one (DEMix, arXiv 2108.05036).
-
-        Raises NotFound for a domain that the model does not have. Raises InvalidInput for another domain than the first
-        where a datastore has keys, since the first one made them.
-        """
-        from memlm.zoo.domains import domains_of, use_domain
-
-        names, keyed = domains_of(self.checkpoint.decoder.config), [each.name for each in self.stores if each.dim]
-        if keyed and name in names[1:]:
             raise InvalidInput(
-                f"the keys of the datastore {keyed[0]!r} were made in the domain {names[0]!r}, and would not be found"
-                f" in {name!r}; leave out either",
-                field="domain",
+                f"the keys of the datastore {opened.name!r} were made without the texts that the model reads now, and"
+                " would not be found; leave out either",
+                field="path",
             )
-        use_domain(self.checkpoint.decoder, name)
+        return self.engine.stores.register_store(opened, replace=replace)
 
     def unload_datastore(self, name: str) -> StoreInfo:
         """Unloads a datastore. It is closed once no generation uses it. Its files stay."""
@@ -533,11 +506,3 @@ def _check_folders(stores: object) -> None:
     for folder in folders if isinstance(folders, tuple | list) else ():
         check_path("stores", folder, "folders in a list, or folders by name")
         read_manifest(Path(folder))
-
-
-def _keys_without_chunks(name: str) -> InvalidInput:
-    return InvalidInput(
-        f"the keys of the datastore {name!r} were made without a chunk store, and would not be found with one; leave"
-        " out either",
-        field="chunk_store",
-    )

@@ -37,7 +37,6 @@ FLOORS = (
     "api",
     "data",
     "model",
-    "zoo",
     "retrieval",
     "training indexing generation inspect",
     "distributed",
@@ -60,8 +59,10 @@ FLOORS = (
     "server.http",
     "server.main",
     "server.local",
+    "zoo",
     "bench",
     "cli",
+    "zoo.commands",
     "__main__",
 )
 FACES = {"memlm", "memlm.index", "memlm.server"}  # their names are loaded when they are first used
@@ -111,6 +112,18 @@ def test_imports_run_one_way():
         for imported in imports_of(file, late=True) - FACES:
             other = room_of(imported)
             assert other == room or floor_of(other) < floor_of(room), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("folder", ["memlm/model", "memlm/training", "memlm/generation", "memlm/cli", "server"])
+def test_the_core_names_no_paper_of_the_zoo(folder):
+    """Not in a string either: the zoo registers itself, and its parts say by fields of `Part` what they need."""
+    docs = [ast.get_docstring(ast.parse(file.read_text())) or "" for file in (ROOT / "memlm/zoo").glob("*.py")]
+    papers = {found[1] for doc in docs if (found := re.search(r"arXiv (\d{4}\.\d{5})", doc))}
+    assert len(papers) > 15
+    names = ("memlm.zoo", "retro", "DEMix", "Branch-Train-Merge", "megabyte", "Decision Transformer", *papers)
+    named = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names), re.IGNORECASE)
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        assert not named.findall(file.read_text()), file
 
 
 def test_there_is_no_import_cycle():

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from memlm.data.corpus import Corpus
+from memlm.data.tokenizer import Tokenizer
+from memlm.model import Decoder
 from memlm.training.config import TrainConfig
+from memlm.training.validation import HeldOut
 
 TINY = TrainConfig(
     dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ff_dim=24, context_length=16, vocab_size=300,
@@ -29,6 +33,11 @@ def kill_at(step: int):
             raise Killed
 
     return progress
+
+
+def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
+    """Nats per token of documents, each read with an empty memory."""
+    return HeldOut(valid, tokenizer).loss(decoder)
 
 
 def token_file(folder: Path, sizes: list[int], end_id: int = 0) -> Path:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from memlm.base.plugins import load, registered
 from memlm.cli import bench, client, index, models, options
 from memlm.cli.answer import answer
 from memlm.cli.calibrate import calibrate
@@ -45,6 +46,8 @@ app.add_typer(index.app, name="index")
 app.add_typer(client.app, name="client")
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
+for group, path in registered("memlm.commands").items():  # of the zoo, and of other packages
+    app.add_typer(load(path), name=group)
 
 
 def _print_version(requested: bool) -> None:

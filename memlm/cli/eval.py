@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any
 
 from memlm.api.params import RetrievalParams
 from memlm.base.figures import figure
@@ -12,6 +14,10 @@ from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
 from memlm.cli.fields import Overrides, with_fields
 from memlm.cli.interruption import on_interrupt, this_command
 
+if TYPE_CHECKING:
+    from memlm.data.corpus import Corpus
+    from memlm.language_model import LanguageModel
+
 
 @with_fields(leave_out=("use_store",))
 def evaluate(
@@ -19,8 +25,6 @@ def evaluate(
     model: options.Model,
     retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
     store: options.Stores = None,
-    chunk_store: options.ChunkStore = None,
-    domain: options.Domain = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     glob: options.Glob = "**/*",
@@ -33,16 +37,24 @@ def evaluate(
     Perplexity per word counts a line end as one more word, as papers on WikiText do.
     """
     documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
+
+    def opened() -> LanguageModel:
+        from memlm.language_model import load
+
+        return load(model, store or (), dtype=dtype, device=device)
+
+    print_evaluation(opened, documents, json=json, **retrieval)
+
+
+def print_evaluation(
+    opened: Callable[[], AbstractContextManager[LanguageModel]], documents: Corpus, *, json: bool, **retrieval: Any
+) -> None:
+    """Scores documents by a model that is opened first, and prints the figures."""
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         from memlm.evaluation import evaluate as run
-        from memlm.language_model import load
 
-        with load(model, store or (), dtype=dtype, device=device) as lm:
-            if domain is not None:
-                lm.use_domain(domain)
-            if chunk_store:
-                lm.read_chunks(chunk_store)
+        with opened() as lm:
             evaluation = run(lm, documents, progress=progress, **retrieval)
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})

@@ -81,24 +81,6 @@ Stores = Annotated[
     list[Path] | None,
     typer.Option("--store", "-s", metavar="FOLDER", help="Datastore folder. Repeatable.", rich_help_panel="Model"),
 ]
-Domain = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Domain whose experts read, of a model that has some.", rich_help_panel=RESEARCH),
-]
-MixDomains = Annotated[
-    bool,
-    typer.Option(
-        "--mix-domains",
-        help="Mix all domains of the model, as likely as each makes the text.",
-        rich_help_panel=RESEARCH,
-    ),
-]
-ChunkStore = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="STORE", help="Datastore whose texts a model with the cross retro reads.", rich_help_panel=RESEARCH
-    ),
-]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -106,17 +88,6 @@ Dtype = Annotated[
         help="Compute type. auto: gguf for such files, bfloat16 where it is fast, else float32. int8, int4 round.",
         rich_help_panel="Model",
     ),
-]
-MixWith = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Another model of the same tokenizer to mix with, as likely as each makes the text. Repeatable.",
-        rich_help_panel=RESEARCH,
-    ),
-]
-MixTop = Annotated[
-    int, typer.Option(metavar="N", help="Likeliest models that predict a token, 0 for all.", rich_help_panel=RESEARCH)
 ]
 AttentionWindow = Annotated[
     int | None,

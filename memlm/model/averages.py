@@ -1,4 +1,4 @@
-"""Models of one shape -> one model, the weighted mean of their parameters (Branch-Train-Merge, arXiv 2208.03306)."""
+"""Models of one shape -> one model, the weighted mean of their parameters."""
 
 from __future__ import annotations
 

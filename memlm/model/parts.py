@@ -73,6 +73,10 @@ class Part:
     needs_tokens: ClassVar[bool] = False
     # Whether each row of a state has a source that it reads (memlm/model/source.py).
     reads_source: ClassVar[bool] = False
+    # How a model with it learns, as `module:class` (memlm/training/recipe.py). Empty: as any model does.
+    recipe: ClassVar[str] = ""
+    # Why a server serves no model with it, behind the model's name, and what to do. Empty: it does.
+    unserved: ClassVar[str] = ""
 
     @property
     def num_front(self) -> int:

@@ -34,8 +34,7 @@ class TrainConfig:
     fall to almost nothing hurts models with memory (arXiv 1911.05507). Every `valid_every` steps the held-out text is
     scored. After `patience` scores without a new best, training ends with the best weights.
 
-    With a `chunk_store`, the cross retro reads chunks of this datastore, but none of the document that is learned from.
-    The model's tokenizer has to be that of the datastore.
+    A `chunk_store` is a datastore for a model with a part that reads its texts, of the model's own tokenizer.
 
     With an `adapter`, as `lora:rank=8,alpha=16` or `bottleneck:width=32` (`memlm.model.adapters`), only its weights
     learn.
@@ -89,7 +88,7 @@ class TrainConfig:
     )
     chunk_store: str = field(
         default="",
-        metadata=option("Datastore whose texts the cross retro reads.", metavar="STORE", panel=OPTIMIZATION),
+        metadata=option("Datastore for a part that reads texts of one.", metavar="STORE", panel=OPTIMIZATION),
     )
     model_fields: dict[str, Any] = field(default_factory=dict)
 

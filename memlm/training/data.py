@@ -7,8 +7,8 @@ The tokens of a step are a function of seed and step alone, so a resumed run rea
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -46,14 +46,14 @@ def write_tokens(
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """The inputs of a step, the tokens that follow them, for models with memory where documents begin, and for models
-    with domains the domain of each row.
+    """The inputs of a step, the tokens that follow them, for models with memory where documents begin, and the values
+    of fields that states are given (`Field.is_given`), by their names, for each row.
     """
 
     inputs_BT: Int[Tensor, "B T"]
     targets_BT: Int[Tensor, "B T"]
     starts_BT: Bool[Tensor, "B T"] | None = None
-    domains_B: tuple[int, ...] = ()
+    given: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class TrainingData(Protocol):
@@ -124,29 +124,6 @@ class Batches:
 def _order_of(seed: int, epoch: int, num_windows: int, context_length: int) -> tuple[Int64[np.ndarray, " W"], int]:
     generator = np.random.default_rng([seed, epoch])
     return generator.permutation(num_windows), int(generator.integers(context_length))
-
-
-@dataclass(frozen=True)
-class DomainStreams:
-    """Rows that read a domain each: row n of a step is of domain n modulo their number, so that a batch has equally
-    many rows of each, or one more (DEMix, arXiv 2108.05036, section 3.2).
-    """
-
-    streams: Sequence[DocumentStreams]
-
-    @property
-    def steps_per_epoch(self) -> float:
-        """Steps that read as many tokens as the longest domain has."""
-        return max(stream.steps_per_epoch for stream in self.streams)
-
-    def at(self, step: int, rows: range | None = None) -> TrainingBatch:
-        """Returns the batch of a step, or some of its rows."""
-        rows = range(sum(stream.batch_size for stream in self.streams)) if rows is None else rows
-        places = [divmod(row, len(self.streams)) for row in rows]
-        parts = [self.streams[domain].at(step, range(row, row + 1)) for row, domain in places]
-        inputs, targets = (torch.cat([getattr(part, name) for part in parts]) for name in ("inputs_BT", "targets_BT"))
-        starts = torch.cat([part.starts_BT for part in parts if part.starts_BT is not None])
-        return TrainingBatch(inputs, targets, starts, tuple(domain for _, domain in places))
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ def config_with_memories(config: ModelConfig, model_fields: dict[str, Any]) -> M
 def add_memories(decoder: Decoder, config: ModelConfig) -> Decoder:
     """Returns a decoder of another config with this one's parameters. Only memories are new. Seed torch before.
 
-    Only the new parameters learn where the model gets a cross (RETROfit, arXiv 2112.04426, section 4.2). Raises
-    Incompatible, with their names, for tensors that are neither.
+    Only the new parameters learn where the model gets a cross. Raises Incompatible, with their names, for tensors that
+    are neither.
     """
     grown = Decoder(config)
     if decoder.positions is not None and config.context_length < decoder.config.context_length:

@@ -10,7 +10,8 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,16 +28,16 @@ from memlm.model.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
 from memlm.model.adapters import Adapter, new_adapter, parse_adapter
 from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
-from memlm.training.data import Batches, DocumentStreams, DomainStreams, TrainingData, write_tokens
+from memlm.training.data import write_tokens
 from memlm.training.distributed import ProcessGroup, device_of
 from memlm.training.init_from import add_memories, config_with_memories
 from memlm.training.metrics import summary_writer
+from memlm.training.recipe import Recipe, recipe_of
 from memlm.training.trainer import CHECKPOINT_FILE, Trainer
 from memlm.training.validation import HeldOut
-from memlm.zoo.datastore_chunks import DatastoreChunks, check_chunk_store
 
 NEW = "new"  # the name of the adapter that learns
-TOKENS_FILE, RUN_FILE, METRICS_FILE = "tokens.u32", "run.json", "metrics.csv"
+RUN_FILE, METRICS_FILE = "run.json", "metrics.csv"
 
 __all__ = ["PRESETS", "TrainConfig", "TrainReport", "train"]
 
@@ -51,6 +52,15 @@ class TrainReport:
     valid_loss: float | None
     tokens_per_s: float
     num_parameters: int
+
+    @classmethod
+    def of(cls, trainer: Trainer, tokens_per_s: float) -> TrainReport:
+        """The report of a trainer whose steps are taken."""
+        steps = len(trainer.records)
+        return cls(
+            steps, steps * trainer.tokens_per_step, tuple(trainer.losses), trainer.valid_loss, tokens_per_s,
+            trainer.learning.num_parameters,
+        )  # fmt: skip
 
 
 def train(
@@ -71,8 +81,7 @@ def train(
     adapter alone (`memlm.model.adapter_files`). An interrupted run leaves its last checkpoint in `out/training`.
     With `resume=True` it continues from there, with its original configuration. Raises AlreadyExists if `out` holds a
     model or an unfinished run, NotFound if there is no run to resume, and InvalidInput for a corpus shorter than one
-    window and for settings that contradict each other. Each path of the corpus is a domain of a model with experts for
-    them.
+    window and for settings that contradict each other.
     """
     check_path("out", out, "a new folder")
     corpus, valid = corpus_of(corpus), None if valid is None else corpus_of(valid)
@@ -81,86 +90,85 @@ def train(
     if resume:
         config, init_from = _interrupted(out, work)
     _check(config, group, valid, tokenizer, init_from)
-    base, model_config = None, None
-    if init_from:
-        base = load_checkpoint(init_from, trainable=True)
-        tokenizer, model_config = base.tokenizer, config_with_memories(base.decoder.config, config.model_fields)
-    has_tokenizer = resume or tokenizer is not None
-    _check_cross(model_config or config.model(config.vocab_size), config, has_tokenizer=has_tokenizer)
-    if config.chunk_store and tokenizer is not None:  # before the corpus is tokenized
-        check_chunk_store(config.chunk_store, tokenizer)
-    domains = _domains(model_config or config.model(config.vocab_size), corpus, config, has_valid=valid is not None)
-    files = [work / f"tokens-{name}.u32" for name in range(len(domains))] or [work / TOKENS_FILE]
+    base = load_checkpoint(init_from, trainable=True) if init_from else None
+    tokenizer = base.tokenizer if base else tokenizer
+    recipe = recipe_of(config, _shape_of(base, config, config.vocab_size))
+    recipe.check(corpus, valid, tokenizer, resumes=resume)
     progress = progress if group.is_main else silent
     if group.is_main and not resume:
         _start(out, work, config, init_from)
     group.barrier()
+    with ExitStack() as held:
+        with _nothing_left(out, work, group):
+            if group.is_main:
+                _tokenize(recipe, corpus, work, tokenizer, progress)
+            group.barrier()
+            trainer = _trainer(recipe, corpus, valid, work, base, group, held, progress)
+        tokens_per_s = trainer.run(work, progress)
+    if group.is_main:
+        _finish(out, work, trainer, base)
+    group.destroy()
+    return TrainReport.of(trainer, tokens_per_s)
+
+
+def _shape_of(base: Checkpoint | None, config: TrainConfig, vocab_size: int) -> ModelConfig:
+    """The shape of the model that learns: a new one for a vocabulary, or that of the base with memories added."""
+    if base is None:
+        return config.model(vocab_size)
+    return config_with_memories(base.decoder.config, config.model_fields)
+
+
+@contextlib.contextmanager
+def _nothing_left(out: Path, work: Path, group: ProcessGroup) -> Iterator[None]:
+    """A corpus that cannot be trained on leaves nothing behind, except checkpoints of earlier runs."""
     try:
-        if group.is_main:
-            tokenizer = _tokenizer_for(corpus, work, config, tokenizer, progress)
-            for path, part in zip(files, _by_domain(corpus, len(files)), strict=True):
-                if not path.exists():
-                    write_tokens(part, tokenizer, path, num_bytes=part.num_bytes, progress=progress)
-        group.barrier()
-        tokenizer = Tokenizer.load(work)
-        held_out = None if valid is None else HeldOut(valid, tokenizer)
-        torch.manual_seed(config.seed)
-        model_config = model_config or config.model(tokenizer.vocab_size)
-        decoder, adapter = _learning(base, model_config, config)
-        neighbors = _neighbors(decoder, tokenizer, config, progress)
-        data = _data(files, model_config, config, tokenizer)
-        score = None if held_out is None else partial(held_out.loss, group=group, progress=progress)
-        trainer = Trainer(config, decoder.to(device_of(config)), data, group, score, adapter)
-    except MemlmError:  # a corpus that cannot be trained on leaves nothing behind, except checkpoints of earlier runs
+        yield
+    except MemlmError:
         if group.is_main and not (work / CHECKPOINT_FILE).exists():
             shutil.rmtree(work)
             with contextlib.suppress(OSError):
                 out.rmdir()
         raise
-    tokens_per_s = trainer.run(work, progress)
-    if group.is_main:
-        if adapter is None or base is None:
-            save_checkpoint(out, trainer.decoder.eval(), tokenizer)
-        else:
-            save_adapter(out, adapter, base)
-        (work / METRICS_FILE).replace(out / METRICS_FILE)
-        shutil.rmtree(work)
-    if neighbors is not None:
-        neighbors.close()
-    group.destroy()
-    return TrainReport(
-        steps=len(trainer.records),
-        tokens=len(trainer.records) * trainer.tokens_per_step,
-        losses=tuple(trainer.losses),
-        valid_loss=trainer.valid_loss,
-        tokens_per_s=tokens_per_s,
-        num_parameters=trainer.learning.num_parameters,
-    )
 
 
-def _check_cross(config: ModelConfig, settings: TrainConfig, *, has_tokenizer: bool) -> None:
-    """Raises InvalidInput for a decoder that reads more than the documents of a corpus, without what it reads."""
-    if config.reads_source:
-        raise InvalidInput(
-            "this decoder reads a source beside its text, and documents have none; choose the cross none", field="cross"
-        )
-    is_retro = config.cross is not None and config.cross.kind == "retro"
-    if is_retro and not settings.chunk_store and not settings.adapter:
-        raise InvalidInput(
-            "the cross retro learns to read neighbors, and there are none; give a datastore as --chunk-store",
-            field="chunk_store",
-        )
-    if settings.chunk_store and not is_retro:
-        raise InvalidInput(
-            "a chunk store is read by the cross retro, and this model has none; choose it, or leave chunk_store out",
-            field="chunk_store",
-        )
-    if settings.chunk_store and not has_tokenizer:
-        raise InvalidInput(
-            "the chunk store has a tokenizer, and training would learn another; give its model as"
-            " --init-from, or its folder as --tokenizer",
-            field="tokenizer",
-        )
+def _tokenize(recipe: Recipe, corpus: Corpus, work: Path, tokenizer: Tokenizer | None, progress: Progress) -> None:
+    """Writes the tokenizer and the tokens of a run, unless an interrupted one has."""
+    tokenizer = _tokenizer_for(corpus, work, recipe.settings, tokenizer, progress)
+    for name, texts in recipe.divided(corpus).items():
+        if not (work / name).exists():
+            write_tokens(texts, tokenizer, work / name, num_bytes=texts.num_bytes, progress=progress)
+
+
+def _trainer(
+    recipe: Recipe,
+    corpus: Corpus,
+    valid: Corpus | None,
+    work: Path,
+    base: Checkpoint | None,
+    group: ProcessGroup,
+    held: ExitStack,
+    progress: Progress,
+) -> Trainer:
+    """Returns a trainer at its first step, on the tokens of a run. `held` closes what the decoder reads beside them."""
+    config, tokenizer = recipe.settings, Tokenizer.load(work)
+    score = None
+    if valid is not None:
+        score = partial(HeldOut(valid, tokenizer).loss, group=group, progress=progress)
+    torch.manual_seed(config.seed)
+    decoder, adapter = _learning(base, _shape_of(base, config, tokenizer.vocab_size), config)
+    held.enter_context(recipe.prepared(decoder, tokenizer, progress))
+    data = recipe.data([work / name for name in recipe.divided(corpus)], tokenizer)
+    return Trainer(config, decoder.to(device_of(config)), data, group, score, adapter)
+
+
+def _finish(out: Path, work: Path, trainer: Trainer, base: Checkpoint | None) -> None:
+    """Writes the model, or the adapter, with the metrics, and removes what the run kept."""
+    if base is not None and isinstance(trainer.learning, Adapter):
+        save_adapter(out, trainer.learning, base)
+    else:
+        save_checkpoint(out, trainer.decoder.eval(), Tokenizer.load(work))
+    (work / METRICS_FILE).replace(out / METRICS_FILE)
+    shutil.rmtree(work)
 
 
 def _learning(
@@ -177,67 +185,6 @@ def _learning(
     decoder.adapters.attach(NEW, adapter, decoder, trainable=True)
     decoder.adapters.default = NEW
     return decoder, adapter
-
-
-def _neighbors(
-    decoder: Decoder, tokenizer: Tokenizer, config: TrainConfig, progress: Progress
-) -> DatastoreChunks | None:
-    """Lets the decoder read chunks of the datastore, but none of a document that it learns from."""
-    if not config.chunk_store:
-        return None
-    found = DatastoreChunks(config.chunk_store, decoder, tokenizer, leaves_out_own=True, progress=progress)
-    decoder.cross.neighbors = found
-    return found
-
-
-def _domains(shape: ModelConfig, corpus: Corpus, config: TrainConfig, *, has_valid: bool) -> tuple[str, ...]:
-    """The domains of a model with experts for them. Raises InvalidInput where the run does not fit them."""
-    if not any(part.kind == "domain" for part in shape.parts):
-        return ()
-    from memlm.zoo.domains import domains_of
-
-    names, rows = domains_of(shape), config.batch_size * config.accumulate
-    if len(corpus.paths) != len(names) or corpus.documents:
-        raise InvalidInput(
-            f"the model has the domains {', '.join(names)}, and the corpus {len(corpus.paths)} paths; give a path for"
-            " each, in this order",
-            field="corpus",
-        )
-    if rows < len(names):
-        raise InvalidInput(
-            f"a step has {rows} rows for {len(names)} domains; give a batch_size of {len(names)} at least",
-            field="batch_size",
-        )
-    if has_valid:
-        raise InvalidInput(
-            "held-out text has no domain; leave --valid out, and score with `memlm eval --domain`", field="valid"
-        )
-    return names
-
-
-def _by_domain(corpus: Corpus, count: int) -> list[Corpus]:
-    """The corpus of each domain."""
-    return [corpus] if count == 1 else [replace(corpus, paths=[path]) for path in corpus.paths]
-
-
-def _data(files: list[Path], shape: ModelConfig, config: TrainConfig, tokenizer: Tokenizer) -> TrainingData:
-    """The batches of a run. Chunks that have neighbors belong to one document, as do those of a model with memory."""
-    length, rows = shape.training_length, config.batch_size * config.accumulate
-    ids = tokenizer.start_id, tokenizer.end_id
-    if any(part.kind == "domain" for part in shape.parts):
-        counts = [len(range(number, rows, len(files))) for number in range(len(files))]
-        streams = (
-            DocumentStreams(path, length, each, config.seed, *ids) for path, each in zip(files, counts, strict=True)
-        )
-        return DomainStreams(tuple(streams))
-    if shape.is_segmented or config.chunk_store:
-        return DocumentStreams(files[0], length, rows, config.seed, *ids)
-    return Batches(files[0], length, rows, config.seed)
-
-
-def loss_on(valid: Corpus, decoder: Decoder, tokenizer: Tokenizer) -> float:
-    """Returns nats per token of held-out documents, each read with an empty memory."""
-    return HeldOut(valid, tokenizer).loss(decoder)
 
 
 def _check(

@@ -186,11 +186,7 @@ class Trainer:
         size = self.config.batch_size
         rows = self.group.shard(range(part * size, (part + 1) * size))
         batch = _on(self.data.at(number, rows), self.decoder.device)
-        state = self.states[part]
-        if state is None and self.decoder.config.is_segmented:
-            state = self.states[part] = self.decoder.new_state(batch_size=len(rows), training=True)
-        if batch.domains_B:
-            state = self._of_domains(batch, state)
+        state = self._state_for(batch, part)
         with torch.autocast(self.decoder.device.type, torch.bfloat16, enabled=self.bfloat16):
             hidden_BTD, _ = self._forward(batch.inputs_BT, state, starts_BT=batch.starts_BT)
             loss = self.decoder.loss(hidden_BTD, batch.targets_BT)
@@ -201,14 +197,17 @@ class Trainer:
             loss = loss + told
         return loss
 
-    def _of_domains(self, batch: TrainingBatch, state: DecoderState | None) -> DecoderState:
-        """Gives the rows their domains, in a state of this batch alone where the model has no memory."""
-        from memlm.zoo.domains import set_domains
-
-        if state is None:
-            rows, length = batch.inputs_BT.shape
-            state = self.decoder.new_state(batch_size=rows, capacity=length, training=True)
-        set_domains(state, batch.domains_B)
+    def _state_for(self, batch: TrainingBatch, part: int) -> DecoderState | None:
+        """Returns the state of the rows of a model with memory. Fields that a batch gives are set in it, or else in a
+        state of this batch alone.
+        """
+        state, (rows, length) = self.states[part], batch.inputs_BT.shape
+        if state is None and self.decoder.config.is_segmented:
+            state = self.states[part] = self.decoder.new_state(batch_size=rows, training=True)
+        if batch.given:
+            state = state or self.decoder.new_state(batch_size=rows, capacity=length, training=True)
+            for name, value_B in batch.given.items():
+                state.field(name).copy_(value_B)
         return state
 
     def _score(self, number: int) -> float | None:
@@ -258,7 +257,7 @@ def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
     if device.type == "cpu":
         return batch
     starts_BT = None if batch.starts_BT is None else batch.starts_BT.to(device)
-    return TrainingBatch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT, batch.domains_B)
+    return TrainingBatch(batch.inputs_BT.to(device), batch.targets_BT.to(device), starts_BT, batch.given)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -12,6 +12,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int
@@ -28,6 +29,27 @@ from memlm.model.decoder import Decoder
 from memlm.zoo.chunk_store import ChunkStore, TokenMeans
 from memlm.zoo.retro import Retrieval
 from memlm.zoo.retro_encoder import NOTHING
+
+if TYPE_CHECKING:
+    from memlm.language_model import LanguageModel
+
+
+def read_chunks(lm: LanguageModel, store: str | Path) -> DatastoreChunks:
+    """Lets a model with the cross retro read the chunks of a datastore's documents, added and deleted ones from their
+    commit on. Without, it reads none. Close the chunks after their last use.
+
+    Raises InvalidInput for a model without this cross, and where a datastore has keys, since those were made without
+    neighbors. Raises Incompatible for a datastore of another tokenizer.
+    """
+    if keyed := [each.name for each in lm.stores if each.dim]:
+        raise InvalidInput(
+            f"the keys of the datastore {keyed[0]!r} were made without a chunk store, and would not be found with one;"
+            " leave out either",
+            field="chunk_store",
+        )
+    found = DatastoreChunks(store, lm.checkpoint.decoder, lm.tokenizer)
+    lm.checkpoint.decoder.cross.neighbors = found
+    return found
 
 
 def check_chunk_store(path: str | Path, tokenizer: Tokenizer) -> None:

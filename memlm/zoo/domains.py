@@ -2,7 +2,7 @@
 
 A row of a state has a domain, which `set_domains` gives it. While learning it is the label of its documents. In
 prediction one domain may be fixed, or the model reads a text once under each domain, and their predictions are mixed by
-p(domain | text so far) (`memlm.generation.model_mixture`). Domains are added as copies of others, and removed.
+p(domain | text so far) (`memlm.zoo.model_mixture`). Domains are added as copies of others, and removed.
 
 Shapes: B rows, T new tokens, D width, E domains.
 """
@@ -23,6 +23,7 @@ from memlm.model.fields import Field
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:
+    from memlm.language_model import LanguageModel
     from memlm.model.config import ModelConfig
     from memlm.model.decoder import Decoder
     from memlm.model.forward import ForwardContext
@@ -40,6 +41,11 @@ class Domains(Part):
     seam: ClassVar[str] = "channel"
     kind: ClassVar[str] = "domain"
     is_exact: ClassVar[bool] = False  # a product over other rows rounds otherwise
+    recipe: ClassVar[str] = "memlm.zoo.domain_training:DomainRecipe"
+    unserved: ClassVar[str] = (
+        "has experts of domains, and a server chooses none; use it in process (`memlm zoo generate --domain`), or serve"
+        " a model without"
+    )
 
     names: tuple[str, ...] = ("first", "second")
     expert_dim: int = 0
@@ -120,6 +126,22 @@ def use_domain(decoder: Decoder, name: str) -> None:
     for module in decoder.modules():
         if isinstance(module, DomainExperts):
             module.default = number
+
+
+def fix_domain(lm: LanguageModel, name: str) -> None:
+    """Lets a model that is loaded read by the experts of one domain.
+
+    Raises NotFound for a domain that the model does not have. Raises InvalidInput for another domain than the first
+    where a datastore has keys, since the first one made them.
+    """
+    names, keyed = domains_of(lm.checkpoint.decoder.config), [each.name for each in lm.stores if each.dim]
+    if keyed and name in names[1:]:
+        raise InvalidInput(
+            f"the keys of the datastore {keyed[0]!r} were made in the domain {names[0]!r}, and would not be found"
+            f" in {name!r}; leave out either",
+            field="domain",
+        )
+    use_domain(lm.checkpoint.decoder, name)
 
 
 def with_domain(decoder: Decoder, name: str, *, like: str) -> Decoder:

@@ -57,6 +57,11 @@ class Retro(Part):
     seam: ClassVar[str] = "cross"
     kind: ClassVar[str] = "retro"
     needs_tokens: ClassVar[bool] = True
+    recipe: ClassVar[str] = "memlm.zoo.retro_training:RetroRecipe"
+    unserved: ClassVar[str] = (
+        "reads a chunk store by its cross retro, and a server gives it none; use it in process (`memlm zoo generate"
+        " --chunk-store`), or serve the model that it was made of"
+    )
 
     layers: tuple[int, ...] = ()
     chunk: int = 64

@@ -152,16 +152,9 @@ def _load_model(
         config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
         extended_attention=config.extended_attention,
     )  # fmt: skip
-    if any(part.kind == "domain" for part in checkpoint.decoder.config.parts):
-        raise Incompatible(
-            f"{config.model} has experts of domains, and a server chooses none; use it in process (`memlm generate"
-            " --domain`), or serve a model without"
-        )
-    if checkpoint.decoder.cross is not None:
-        raise Incompatible(
-            f"{config.model} reads a chunk store by its cross {checkpoint.decoder.cross.part.kind}, and a server gives"
-            " it none; use it in process (`memlm generate --chunk-store`), or serve the model that it was made of"
-        )
+    for part in checkpoint.decoder.config.parts:
+        if part.unserved:
+            raise Incompatible(f"{config.model} {part.unserved}")
     attach_adapters(checkpoint, {adapter.name: adapter.path for adapter in config.adapters})
     sessions = Sessions(
         checkpoint,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_runs import TINY, Killed, kill_at
+from training_runs import TINY, Killed, kill_at, loss_on
 
 from memlm.cli.train import train_config
 from memlm.data.corpus import Corpus
@@ -13,7 +13,7 @@ from memlm.errors import AlreadyExists, InvalidInput
 from memlm.model.adapter_files import load_adapter, merge_adapter
 from memlm.model.checkpoint import fingerprint_of, load_checkpoint
 from memlm.training.config import TrainConfig
-from memlm.training.train import loss_on, train
+from memlm.training.train import train
 
 LORA = replace(TINY, adapter="lora:rank=4", learning_rate=5e-3, optimizer="adamw", dtype="float32", model_fields={})
 CONFIGS = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 from other_families import save_as_others_do
 from texts import make_text
-from training_runs import COMPRESSING, REMEMBERING, TINY, Killed, kill_at, metrics_of, token_file
+from training_runs import COMPRESSING, REMEMBERING, TINY, Killed, kill_at, loss_on, metrics_of, token_file
 
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
@@ -23,7 +23,7 @@ from memlm.training.config import TrainConfig
 from memlm.training.data import DocumentStreams
 from memlm.training.distributed import ProcessGroup
 from memlm.training.init_from import add_memories, config_with_memories
-from memlm.training.train import loss_on, train
+from memlm.training.train import train
 from memlm.training.trainer import Trainer
 
 

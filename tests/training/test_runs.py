@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from texts import make_text
-from training_runs import COMPRESSING, REMEMBERING, TINY, Killed, kill_at, metrics_of, token_file
+from training_runs import COMPRESSING, REMEMBERING, TINY, Killed, kill_at, loss_on, metrics_of, token_file
 
 from memlm.cli.train import train_config
 from memlm.data.corpus import Corpus
@@ -22,7 +22,7 @@ from memlm.training.data import KEPT_EPOCHS, DocumentStreams
 from memlm.training.distributed import ProcessGroup, device_of
 from memlm.training.init_from import config_with_memories
 from memlm.training.metrics import flops_per_token
-from memlm.training.train import loss_on, train
+from memlm.training.train import train
 from memlm.training.validation import HeldOut
 
 

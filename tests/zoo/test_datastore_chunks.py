@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from memlm.server.config import ServerConfig
 from memlm.server.inference.startup import _load_model
 from memlm.training.train import train
 from memlm.zoo.chunk_store import ChunkStore, TokenMeans
-from memlm.zoo.datastore_chunks import DatastoreChunks
+from memlm.zoo.datastore_chunks import DatastoreChunks, read_chunks
 from memlm.zoo.retro_encoder import NOTHING
 
 CHUNK = 8
@@ -227,8 +228,8 @@ def test_a_base_learns_to_read_alone_and_reads_nothing_without_a_store(
     with load(model_folder) as plain, load(retro_folder) as retro:
         alone = retro.score(text).base.nll
         assert alone == plain.score(text).base.nll
-        retro.read_chunks(store)
-        assert retro.score(text).base.nll != alone
+        with read_chunks(retro, store):
+            assert retro.score(text).base.nll != alone
 
 
 def test_a_resumed_run_reads_the_same_neighbors(store, model_folder, corpus_folder, tmp_path):
@@ -245,8 +246,7 @@ def test_a_model_that_is_new_learns_with_the_tokenizer_of_the_store(store, corpu
     settings, tokenizer = replace(TRAINING, chunk_store=str(store), batch_size=2), Tokenizer.load(model_folder)
     report = train(Corpus([corpus_folder]), tmp_path / "m", settings, tokenizer=tokenizer)
     assert report.steps == 6
-    with load(tmp_path / "m") as lm:
-        lm.read_chunks(store)
+    with load(tmp_path / "m") as lm, read_chunks(lm, store):
         assert len(lm.generate("the page", max_tokens=12).result().tokens) == 12
 
 
@@ -256,9 +256,9 @@ def ids_of(completion: Completion) -> list[int]:
 
 def test_drafts_sessions_and_batches_give_the_same_text(store, retro_folder):
     prompt, options = "the page of the memory of the model and the text", {"max_tokens": 24, "temperature": 0}
-    with load(retro_folder) as lm:
+    with load(retro_folder) as lm, ExitStack() as held:
         plain = ids_of(lm.generate(prompt, drafts=0, **options).result())
-        lm.read_chunks(store)
+        held.enter_context(read_chunks(lm, store))
         alone = ids_of(lm.generate(prompt, drafts=0, **options).result())
         assert alone != plain
         drafted = lm.generate(prompt, drafts=4, draft=lm.detokenize(alone), **options).result()
@@ -289,14 +289,13 @@ def test_commands_train_score_and_generate_with_a_store(store, model_folder, cor
     )  # fmt: skip
     text = corpus_folder / "doc-5.txt"
     figures = [
-        json.loads(run("eval", text, "--model", model, *given, "--json"))["bits_per_byte"]
+        json.loads(run("zoo", "eval", text, "--model", model, *given, "--json"))["bits_per_byte"]
         for given in ((), ("--chunk-store", store))
     ]
     assert figures[0] != figures[1]
-    command = ("generate", "the page of the memory", "--model", model, "-n", 24, "-t", 0, "--json")
+    command = ("zoo", "generate", "the page of the memory", "--model", model, "-n", 24, "-t", 0, "--json")
     texts = [json.loads(run(*command, *given))["text"] for given in ((), ("--chunk-store", store))]
-    with load(model) as lm:
-        lm.read_chunks(store)
+    with load(model) as lm, read_chunks(lm, store):
         assert texts[1] == lm.generate("the page of the memory", max_tokens=24, temperature=0).result().text
 
 
@@ -323,12 +322,11 @@ def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro
         train(corpus, out, changed, init_from=retro_folder)
     assert not out.exists()
     with load(model_folder) as lm, pytest.raises(InvalidInput, match="cross retro"):
-        lm.read_chunks(store)
+        read_chunks(lm, store)
     build_index(retro_folder, corpus, tmp_path / "keyed", check="none")
     with load(retro_folder, [tmp_path / "keyed"]) as lm, pytest.raises(InvalidInput, match="leave out either"):
-        lm.read_chunks(store)
-    with load(retro_folder, [store]) as lm:  # for drafts only
-        lm.read_chunks(store)
+        read_chunks(lm, store)
+    with load(retro_folder, [store]) as lm, read_chunks(lm, store):  # loaded for drafts only
         with pytest.raises(InvalidInput, match="leave out either"):
             lm.load_datastore(tmp_path / "keyed")
         assert [each.name for each in lm.stores] == [store.name]
@@ -340,4 +338,4 @@ def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro
     with Datastore.open(tmp_path / "empty") as datastore:
         datastore.delete(list(documents_of(tmp_path / "empty")))
     with load(retro_folder) as lm, pytest.raises(InvalidInput, match="no documents"):
-        lm.read_chunks(tmp_path / "empty")
+        read_chunks(lm, tmp_path / "empty")

@@ -14,7 +14,6 @@ from zoo.twins import ZooTwin
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
-from memlm.generation.model_mixture import ModelMixture
 from memlm.index.store.exclusion import search_views
 from memlm.indexing.build import build_index
 from memlm.language_model import load
@@ -25,7 +24,8 @@ from memlm.server.config import ServerConfig
 from memlm.server.inference.startup import _load_model
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
-from memlm.zoo.domains import Domains, domains_of, set_domains, use_domain, with_domain, without_domain
+from memlm.zoo.domains import Domains, domains_of, fix_domain, set_domains, use_domain, with_domain, without_domain
+from memlm.zoo.model_mixture import ModelMixture
 
 NAMES = ("books", "code", "mail")
 CONFIG = replace(SHAPE, context_length=40, layers=[{"channel": Domains(NAMES)}])
@@ -143,14 +143,14 @@ def test_commands_fix_a_domain_and_mix_them(folder, corpus_folder):
     text, prompt = corpus_folder / "doc-5.txt", ("the page of the memory", "-n", 16, "-t", 0, "--json")
     for name in NAMES:
         given = [("--model", folder / "all", "--domain", name), ("--model", folder / name)]
-        figures = [json.loads(run("eval", text, *each, "--json"))["bits_per_byte"] for each in given]
+        figures = [json.loads(run("zoo", "eval", text, *each, "--json"))["bits_per_byte"] for each in given]
         assert figures[0] == pytest.approx(figures[1], rel=1e-6)
-        texts = [json.loads(run("generate", *prompt, *each))["text"] for each in given]
+        texts = [json.loads(run("zoo", "generate", *prompt, *each))["text"] for each in given]
         assert texts[0] == texts[1]
-    mixed = json.loads(run("generate", *prompt, "--model", folder / "all", "--mix-domains"))["text"]
+    mixed = json.loads(run("zoo", "generate", *prompt, "--model", folder / "all", "--mix-domains"))["text"]
     expected = ModelMixture([folder / name for name in NAMES]).generate(prompt[0], max_tokens=16, temperature=0)
     assert mixed == expected.result().text
-    result = CliRunner().invoke(app, ["generate", "a", "--model", str(folder / "books"), "--mix-domains"])
+    result = CliRunner().invoke(app, ["zoo", "generate", "a", "--model", str(folder / "books"), "--mix-domains"])
     assert result.exit_code == 2
     with pytest.raises(Incompatible, match="a server chooses none"):
         _load_model(
@@ -188,9 +188,9 @@ def test_each_path_of_the_corpus_is_a_domain_that_its_experts_learn(domains, tmp
         "--batch-size", 4,
     )  # fmt: skip
     bits = {
-        (text, name): json.loads(run("eval", domains / text / "0.txt", "--model", model, "--domain", name, "--json"))[
-            "bits_per_byte"
-        ]
+        (text, name): json.loads(
+            run("zoo", "eval", domains / text / "0.txt", "--model", model, "--domain", name, "--json")
+        )["bits_per_byte"]
         for text in ("up", "down")
         for name in ("up", "down")
     }
@@ -217,13 +217,13 @@ def test_keys_are_of_the_first_domain(domains, tmp_path):
     train(corpus, tmp_path / "model", settings_of(steps=1))
     build_index(tmp_path / "model", Corpus([domains / "up"]), tmp_path / "store", check="none")
     with load(tmp_path / "model", [tmp_path / "store"]) as lm:
-        lm.use_domain("up")
+        fix_domain(lm, "up")
         with pytest.raises(InvalidInput, match="'store' were made in the domain 'up'"):
-            lm.use_domain("down")
+            fix_domain(lm, "down")
     with load(tmp_path / "model") as lm:
-        lm.use_domain("down")
+        fix_domain(lm, "down")
         with pytest.raises(NotFound, match="its domains are up, down"):
-            lm.use_domain("left")
+            fix_domain(lm, "left")
 
 
 def test_each_row_has_a_domain():

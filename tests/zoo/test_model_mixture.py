@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from memlm.cli.app import app
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput
-from memlm.generation import model_mixture
-from memlm.generation.model_mixture import MixedText, ModelMixture, Reader, best_of
 from memlm.language_model import load
 from memlm.model import Decoder, ModelConfig
 from memlm.model.averages import average_models
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.zoo import model_mixture
+from memlm.zoo.model_mixture import MixedText, ModelMixture, Reader, best_of
 
 TEXT = "the memory of a model, and the stream ends with the call"
 
@@ -192,8 +192,9 @@ def test_options_of_datastores_are_refused_and_a_stream_that_is_closed_early_cha
 
 def test_the_commands(folders, tmp_path):
     runner = CliRunner()
-    mixed = ["--mix-with", str(folders[1]), "--mix-with", str(folders[2]), "--mix-top", "2"]
+    mixed = ["--model", str(folders[1]), "--model", str(folders[2]), "--top", "2"]
     drawn = [
+        "zoo",
         "generate",
         "the memory of",
         "--model",
@@ -209,9 +210,9 @@ def test_the_commands(folders, tmp_path):
     expected = ModelMixture(folders, top=2).generate("the memory of", temperature=0.0, max_tokens=6).result()
     assert json.loads(result.output)["text"].endswith(expected.text)
     for wrong, message in (
-        ([*mixed, "--store", str(tmp_path)], "goes with neither"),
-        ([*mixed, "--lam", "0.5"], "lam is given"),
-        (["--mix-top", "2"], "give --mix-with"),
+        ([*mixed, "--chunk-store", str(tmp_path)], "goes with neither"),
+        ([*mixed, "--domain", "books"], "goes with neither"),
+        (["--top", "2"], "give more as --model"),
     ):
         result = runner.invoke(app, [*drawn, *wrong])
         assert result.exit_code != 0

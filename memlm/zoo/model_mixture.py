@@ -33,6 +33,7 @@ from memlm.errors import Incompatible, InvalidInput, check_range
 from memlm.generation.generation import Generation
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.state import DecoderState
+from memlm.zoo.domains import domains_of, number_of, set_domains
 
 PIECE_TOKENS = 64  # whose distributions of all models are held at once
 OF_PRIOR = 0.3  # of a text's posterior in the moving mean of priors (DEMix, section 5.1)
@@ -49,16 +50,12 @@ class Reader(NamedTuple):
     @classmethod
     def all_of(cls, checkpoint: Checkpoint) -> list[Reader]:
         """The domains of a model, or the model."""
-        from memlm.zoo.domains import domains_of
-
         return [cls(checkpoint, name) for name in domains_of(checkpoint.decoder.config)] or [cls(checkpoint)]
 
     def new_state(self, capacity: int) -> DecoderState:
         """Returns an empty state of one row."""
         state = self.checkpoint.decoder.new_state(capacity=capacity)
         if self.domain is not None:
-            from memlm.zoo.domains import number_of, set_domains
-
             set_domains(state, [number_of(self.checkpoint.decoder.config, self.domain)])
         return state
 
