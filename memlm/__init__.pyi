@@ -1,7 +1,7 @@
 # The public names of memlm, in the order of use, and the modules that they are imported from.
 # ruff: noqa: I001
 from memlm.language_model import load as load, LanguageModel as LanguageModel
-from memlm.generation.seq2seq import Seq2Seq as Seq2Seq
+from memlm.zoo.shapes.seq2seq import Seq2Seq as Seq2Seq
 from memlm.training.train import train as train
 from memlm.indexing.build import (
     build_index as build_index,

@@ -1,7 +1,4 @@
-"""The folder of an encoder: BERT's in the Hugging Face layout, also with the files of sentence-transformers.
-
-Encoders that are trained here are saved in the same layout, so that `transformers` reads them.
-"""
+"""The folder of an encoder: BERT's in the Hugging Face layout, also with the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -15,16 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float32
-from safetensors.torch import save
 from torch import Tensor
 
-from memlm.base.files import write_atomic
 from memlm.base.texts import read_text
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.data.tokenizer import json_of
 from memlm.errors import Corrupt, Incompatible, check_path
 from memlm.model.checkpoint import (
-    CONFIG_FILE,
     Undrawn,
     fingerprint_of,
     form_of,
@@ -34,15 +28,14 @@ from memlm.model.checkpoint import (
 )
 from memlm.model.device import device_of
 from memlm.model.huggingface import ENCODERS, family_of, read_config
-from memlm.model.linear import Linear, stored_as
+from memlm.model.linear import stored_as
 from memlm.model.loader import fill
 from memlm.model.text_encoder import TextEncoder
-from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles
+from memlm.model.weight_files import WeightFiles
 
 BATCH_TOKENS = 1024  # with padding: what lies between two layers fits into a core's cache
 MODULES_FILE, POOLING_FILE, LENGTH_FILE = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, that are computed
-ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}  # as Hugging Face names them
 
 
 @dataclass(frozen=True)
@@ -131,25 +124,6 @@ def load_encoder(
     return EncoderCheckpoint(path, encoder.eval(), tokenizer, _pooling(path), most, marks)
 
 
-def save_encoder(folder: str | Path, encoder: TextEncoder, tokenizer: EncoderTokenizer) -> EncoderCheckpoint:
-    """Writes an encoder as `transformers` does, creating the folder if needed, and returns it as a loaded one. Packed
-    weights are written unpacked.
-    """
-    path, config = Path(folder), encoder.config
-    path.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(path)
-    write_atomic(path / WEIGHTS_FILE, save(_their_weights(encoder)))
-    written = {
-        "model_type": "bert", "architectures": ["BertModel" if encoder.head is None else "BertForMaskedLM"],
-        "vocab_size": config.vocab_size, "hidden_size": config.dim, "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads, "intermediate_size": config.ff_dim,
-        "max_position_embeddings": config.context_length, "type_vocab_size": encoder.segments.num_embeddings,
-        "hidden_act": ACTIVATIONS[config.activation], "layer_norm_eps": config.norm_eps,
-    }  # fmt: skip
-    write_atomic(path / CONFIG_FILE, f"{json.dumps(written, indent=2)}\n".encode())
-    return EncoderCheckpoint(path, encoder, tokenizer, max_tokens=config.context_length)
-
-
 def _pooling(folder: Path) -> str:
     """Reads how sentence-transformers makes a vector. Raises Incompatible for a way that this version lacks."""
     path = folder / MODULES_FILE
@@ -167,19 +141,3 @@ def _pooling(folder: Path) -> str:
     if modes not in ([], ["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]):
         raise Incompatible(f"{folder / POOLING_FILE} has {modes}; this version takes the mean or the first token")
     return "first" if modes == ["pooling_mode_cls_token"] else "mean"
-
-
-def _their_weights(encoder: TextEncoder) -> dict[str, Tensor]:
-    """The tensors under the names of Hugging Face: those of memlm that stand for several are cut."""
-    weights = dict(encoder.state_dict())
-    for name, module in encoder.named_modules():
-        if isinstance(module, Linear) and module.packed is not None:
-            weights[f"{name}.weight"] = module.dense()
-    weights["embedding.weight"] = encoder.embedding.table_VD
-    weights.pop("head.weight", None)
-    theirs, family = dict[str, Tensor](), ENCODERS["bert"]
-    unprefixed = {each for source in family.table.values() for each in source.names if each.startswith("cls.")}
-    for name, source in family.sources(list(weights), unprefixed).items():
-        pieces = weights[name].chunk(len(source.names))
-        theirs |= {each: piece.contiguous().clone() for each, piece in zip(source.names, pieces, strict=True)}
-    return theirs

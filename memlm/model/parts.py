@@ -48,7 +48,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "join": {},
     "stack": {"exits": "memlm.model.exits:Exits"},
     "border": {},
-    "cross": {"source": "memlm.model.cross:SourceAttention"},
+    "cross": {},
 }
 PARTS = "memlm.parts"  # entry points of all others, named `seam.kind`
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 from encoders import KINDS, SHAPE, EncoderTwin, change_json, encoder_tokenizer, make_encoder, save_bert
 from other_families import save_as_others_do
 from safetensors.torch import load_file, save_file
@@ -16,7 +15,7 @@ from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model import cpu
 from memlm.model.checkpoint import load_checkpoint
-from memlm.model.encoder_files import load_encoder, padded, save_encoder
+from memlm.model.encoder_files import load_encoder, padded
 from memlm.model.mask import AttentionMask
 from memlm.model.text_encoder import TextEncoder
 from memlm.model.watch import Watch
@@ -149,23 +148,6 @@ def test_rounded_and_trainable_weights_are_the_same_model(tmp_path):
     with torch.inference_mode():
         torch.testing.assert_close(packed(tokens_BT), plain(tokens_BT), atol=1e-5, rtol=0)
         assert 1e-4 < (rounded(tokens_BT) - plain(tokens_BT)).square().mean().sqrt() < 0.05
-
-
-@pytest.mark.parametrize("has_head", [True, False])
-def test_a_saved_encoder_is_one_of_transformers(tmp_path, has_head):
-    config = replace(SHAPE, vocab_size=300, tied_embeddings=has_head)
-    encoder = make_encoder(config, has_head=has_head).float()
-    saved = save_encoder(tmp_path / "saved", encoder, encoder_tokenizer())
-    loaded, tokens_BT = load_encoder(tmp_path / "saved"), torch.tensor(some_rows(20))
-    kind = transformers.AutoModelForMaskedLM if has_head else transformers.AutoModel
-    theirs = kind.from_pretrained(tmp_path / "saved").eval()
-    with torch.inference_mode():
-        hidden_BTD, expected = encoder(tokens_BT), theirs(tokens_BT, output_hidden_states=True)
-        torch.testing.assert_close(expected.hidden_states[-1], hidden_BTD, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(loaded.encoder(tokens_BT), hidden_BTD, atol=1e-4, rtol=1e-4)
-        if has_head:
-            torch.testing.assert_close(expected.logits, encoder.logits(hidden_BTD), atol=1e-3, rtol=1e-3)
-    assert loaded.fingerprint == saved.fingerprint
 
 
 def test_vectors_are_means_or_the_first_state_and_follow_the_files(tmp_path):

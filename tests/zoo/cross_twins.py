@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from memlm.model import Decoder, DecoderState, ModelConfig
-from memlm.model.cross import SourceAttention, make_sources
+from memlm.zoo.shapes.source_attention import SourceAttention, make_sources
 
 
 class WithSource(Decoder):

@@ -11,11 +11,11 @@ from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.model.cross import make_sources
 from memlm.model.source import Source
 from memlm.model.state_pool import StatePool
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
+from memlm.zoo.shapes.source_attention import make_sources
 
 PLAIN = replace(SHAPE, context_length=40, cross="source")
 LENGTHS = [7, 3, 5]

@@ -20,7 +20,7 @@ from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.errors import InvalidInput, check_range
 from memlm.model.encoder_files import padded
 from memlm.model.text_encoder import TextEncoder
-from memlm.training.fit import fit
+from memlm.zoo.shapes.fitting import fit
 
 
 @dataclass(frozen=True)

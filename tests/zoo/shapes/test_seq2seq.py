@@ -3,12 +3,12 @@
 import pytest
 import torch
 from encoders import change_json
-from seq2seq_models import of_transformers, save_t5
+from zoo.shapes.seq2seq_models import of_transformers, save_t5
 
 import memlm
 from memlm.api.generation import FinishReason
 from memlm.errors import Incompatible, InvalidInput
-from memlm.generation.seq2seq import ROWS_AT_ONCE, Seq2Seq
+from memlm.zoo.shapes.seq2seq import ROWS_AT_ONCE, Seq2Seq
 
 SOURCE = "one red dog three"
 IDS = [3, 6, 8, 5, 1]

@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memlm.data.span_corruption import corrupt_spans
 from memlm.model import ModelConfig
-from memlm.model.cross import SourceAttention
-from memlm.model.encoder_decoder import EncoderDecoder
-from memlm.training.seq2seq import answer_logits, answer_loss, learn_answers
 from memlm.training.validation import PADDING
+from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
+from memlm.zoo.shapes.seq2seq_training import answer_logits, answer_loss, learn_answers
+from memlm.zoo.shapes.source_attention import SourceAttention
+from memlm.zoo.shapes.span_corruption import corrupt_spans
 
 SMALL = ModelConfig(
     vocab_size=33, dim=16, num_layers=2, num_heads=2, num_kv_heads=2, ff_dim=24, context_length=24, positions="t5",

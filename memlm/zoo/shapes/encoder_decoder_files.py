@@ -13,11 +13,11 @@ from memlm.errors import Corrupt
 from memlm.model.catalog import find_model
 from memlm.model.checkpoint import Undrawn, form_of, read_config_file, sources_of
 from memlm.model.device import device_of
-from memlm.model.encoder_decoder import EncoderDecoder
 from memlm.model.family import Family, Source
 from memlm.model.huggingface import ENCODER_DECODERS, family_of, read_config
 from memlm.model.loader import fill
 from memlm.model.weight_files import WeightFiles
+from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
 
 HEAD, SHARED, LAST_NORM = "lm_head.weight", "shared.weight", "norm.weight"
 

@@ -19,7 +19,7 @@ from memlm.model import DecoderState
 from memlm.model.tensor_bytes import safetensors_pieces
 
 if TYPE_CHECKING:
-    from memlm.zoo.megabyte import MegabyteConfig
+    from memlm.zoo.shapes.megabyte import MegabyteConfig
 
 STATES, TENSORS = ("of_patches", "of_bytes"), ("bytes_BP", "vectors_BPL", "logits_BV")
 

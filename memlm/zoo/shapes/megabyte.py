@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from memlm.errors import InvalidInput, check_range
 from memlm.model import Decoder, ModelConfig
 from memlm.model.exits import refuse_exits
-from memlm.zoo.folders import load_folder, save_folder
-from memlm.zoo.megabyte_state import MegabyteState
+from memlm.zoo.shapes.folders import load_folder, save_folder
+from memlm.zoo.shapes.megabyte_state import MegabyteState
 
 MODEL_TYPE = "memlm-megabyte"
 NUM_BYTES = 256

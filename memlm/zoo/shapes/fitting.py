@@ -1,4 +1,4 @@
-"""A short loop for modules that the trainer of decoders does not take: encoders and encoder-decoders."""
+"""A short loop for models that the trainer of decoders does not take."""
 
 from __future__ import annotations
 

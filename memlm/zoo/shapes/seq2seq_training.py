@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memlm.model.encoder_decoder import EncoderDecoder
 from memlm.model.encoder_files import padded
-from memlm.training.fit import fit
 from memlm.training.validation import PADDING
+from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
+from memlm.zoo.shapes.fitting import fit
 
 Pair: TypeAlias = tuple[Sequence[int], Sequence[int]]
 
@@ -55,7 +55,7 @@ def learn_answers(
     """Trains an encoder-decoder on the pairs of ids that `draw` makes for each step. Returns the loss of each step.
 
     Answers should hold the token that ends them. The optimizer is that of `fit`. For the span corruption of T5, draw
-    texts and call `memlm.data.span_corruption.corrupt_spans`.
+    texts and call `memlm.zoo.shapes.span_corruption.corrupt_spans`.
     """
     generator = np.random.default_rng(seed)
     return fit(

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from memlm.model.encoder_decoder import EncoderDecoder
+from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
 
 T5 = {
     "vocab_size": 120, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4,

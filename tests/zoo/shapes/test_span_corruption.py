@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from memlm.data.span_corruption import corrupt_spans
 from memlm.errors import InvalidInput
+from memlm.zoo.shapes.span_corruption import corrupt_spans
 
 SENTINELS = list(range(1000, 900, -1))
 

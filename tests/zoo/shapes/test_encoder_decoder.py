@@ -9,13 +9,13 @@ import pytest
 import torch
 from encoders import change_json
 from safetensors.torch import load_file, save_file
-from seq2seq_models import KINDS, Seq2SeqTwin, of_transformers, save_t5
+from zoo.shapes.seq2seq_models import KINDS, Seq2SeqTwin, of_transformers, save_t5
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
 from memlm.model.checkpoint import load_checkpoint
-from memlm.model.encoder_decoder import EncoderDecoder
 from memlm.model.encoder_files import load_encoder, padded
-from memlm.model.seq2seq_files import load_encoder_decoder
+from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
+from memlm.zoo.shapes.encoder_decoder_files import load_encoder_decoder
 
 SOURCE_LENGTHS, LENGTH = [31, 4, 45], 33
 ATOL = 1e-4  # float32, for logits of a standard deviation of 1 to 2; measured: at most 5e-5

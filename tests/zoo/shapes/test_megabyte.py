@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from decoders import SHAPE
-from zoo.shape_twins import megabyte_logits
+from zoo.shapes.shape_twins import megabyte_logits
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
-from memlm.zoo.fitting import fit
-from memlm.zoo.megabyte import Megabyte, MegabyteConfig
-from memlm.zoo.megabyte_state import MegabyteState
+from memlm.zoo.shapes.fitting import fit
+from memlm.zoo.shapes.megabyte import Megabyte, MegabyteConfig
+from memlm.zoo.shapes.megabyte_state import MegabyteState
 
 GLOBAL = replace(SHAPE, vocab_size=1, context_length=12)
 LOCAL = replace(SHAPE, vocab_size=256, context_length=8)
@@ -183,7 +183,7 @@ def test_a_model_learns_a_text_and_writes_it():
         )
     )  # fmt: skip
     text = b"The patch is read as one, its bytes one by one. "
-    fit(model, lambda step: model.loss(torch.tensor([list(text)])), steps=80, learning_rate=1e-2)
+    fit(model, lambda step: model.loss(torch.tensor([list(text)])), num_steps=80, learning_rate=1e-2)
     assert model.generate(num_bytes=len(text), temperature=0) == text
     assert model.generate(text[:9], num_bytes=20, temperature=0) == text[9:29]
     state = model.new_state()

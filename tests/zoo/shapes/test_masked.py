@@ -5,12 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from encoders import SHAPE, encoder_tokenizer, make_encoder
 
 from memlm.errors import InvalidInput
-from memlm.model.encoder_files import padded
+from memlm.model.encoder_files import load_encoder, padded
 from memlm.model.text_encoder import TextEncoder
-from memlm.training.masked import Masking, learn_masked, masked_loss
+from memlm.zoo.shapes.encoder_folder import save_encoder
+from memlm.zoo.shapes.masked import Masking, learn_masked, masked_loss
 
 SPECIAL = frozenset(range(5))
 MASKING = Masking(mask_id=4, vocab_size=40, special_ids=SPECIAL)
@@ -87,3 +89,20 @@ def test_without_a_head_or_a_text_there_is_nothing_to_learn():
     ):
         with pytest.raises(InvalidInput, match="head"):
             learn_masked(encoder, encoder_tokenizer(), texts, num_steps=1)
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_saved_encoder_is_one_of_transformers(tmp_path, has_head):
+    config = replace(SHAPE, vocab_size=300, tied_embeddings=has_head)
+    encoder = make_encoder(config, has_head=has_head).float()
+    saved = save_encoder(tmp_path / "saved", encoder, encoder_tokenizer())
+    loaded, tokens_BT = load_encoder(tmp_path / "saved"), some_tokens(1, 20)
+    kind = transformers.AutoModelForMaskedLM if has_head else transformers.AutoModel
+    theirs = kind.from_pretrained(tmp_path / "saved").eval()
+    with torch.inference_mode():
+        hidden_BTD, expected = encoder(tokens_BT), theirs(tokens_BT, output_hidden_states=True)
+        torch.testing.assert_close(expected.hidden_states[-1], hidden_BTD, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(loaded.encoder(tokens_BT), hidden_BTD, atol=1e-4, rtol=1e-4)
+        if has_head:
+            torch.testing.assert_close(expected.logits, encoder.logits(hidden_BTD), atol=1e-3, rtol=1e-3)
+    assert loaded.fingerprint == saved.fingerprint

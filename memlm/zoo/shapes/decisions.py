@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from memlm.errors import InvalidInput, check_range
 from memlm.model import Decoder, DecoderState, ModelConfig
 from memlm.model.exits import refuse_exits
-from memlm.zoo.folders import load_folder, save_folder
+from memlm.zoo.shapes.folders import load_folder, save_folder
 
 MODEL_TYPE = "memlm-decisions"
 RETURN, STATE, ACTION = range(3)  # places within a step

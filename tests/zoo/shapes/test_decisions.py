@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from decoders import SHAPE
-from zoo.shape_twins import decision_logits
+from zoo.shapes.shape_twins import decision_logits
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.model import DecoderState
-from memlm.zoo.decisions import DecisionConfig, DecisionTransformer, Episodes
-from memlm.zoo.fitting import fit
+from memlm.zoo.shapes.decisions import DecisionConfig, DecisionTransformer, Episodes
+from memlm.zoo.shapes.fitting import fit
 
 MODEL = replace(SHAPE, vocab_size=5, context_length=24, positions="none", tied_embeddings=False)
 CONFIG = DecisionConfig(MODEL, state_dim=4, num_steps=8, return_scale=3.0)
@@ -217,7 +217,7 @@ def test_a_loop_learns_what_a_return_asks_for():
     generator = torch.Generator().manual_seed(0)
     actions_BT = torch.randint(5, (64, 4), generator=generator)
     episodes = Episodes(torch.zeros(64, 4, 4), actions_BT, actions_BT.float(), torch.ones(64, 4, dtype=torch.bool))
-    losses = fit(model, lambda step: model.loss(episodes), steps=60, learning_rate=1e-2)
+    losses = fit(model, lambda step: model.loss(episodes), num_steps=60, learning_rate=1e-2)
     assert len(losses) == 60
     assert not model.training
     asked_B = torch.arange(17).float()  # any return from four actions of 0 to 4

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
 from memlm.model.config import ModelConfig
-from memlm.model.cross import SourceAttention, make_sources
 from memlm.model.decoder import Decoder
 from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block
@@ -24,6 +23,7 @@ from memlm.model.mask import AttentionMask
 from memlm.model.norms import make_norm
 from memlm.model.positions import T5Bias
 from memlm.model.source import Source
+from memlm.zoo.shapes.source_attention import SourceAttention, make_sources
 
 
 class SourceEncoder(nn.Module):
