@@ -103,7 +103,8 @@ class Part:
 
     def build_shared(self, config: ModelConfig) -> nn.Module | None:
         """Returns the module that all layers with a cross share, or None. The decoder has it as `cross`, and calls its
-        `begin(decoder, context)` before each step, which may set `context.cross`.
+        `begin(decoder, context)` before each step, which may set `context.cross`. Its `neighbors`, where it has any, is
+        the function that finds what it reads, None while it reads nothing.
         """
         return None
 

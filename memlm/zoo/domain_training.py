@@ -11,7 +11,7 @@ import torch
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
-from memlm.training.data import DocumentStreams, TrainingBatch, TrainingData
+from memlm.training.data import DocumentStreams, TrainingBatch
 from memlm.training.recipe import Recipe
 from memlm.zoo.domains import DOMAIN, domains_of
 
@@ -53,7 +53,7 @@ class DomainRecipe(Recipe):
 
 
 @dataclass(frozen=True)
-class DomainStreams(TrainingData):
+class DomainStreams:
     """Rows that read a domain each: row n of a step is of domain n modulo their number (section 3.2)."""
 
     streams: Sequence[DocumentStreams]
