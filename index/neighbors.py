@@ -35,12 +35,6 @@ class Neighbors:
         shape = (num_queries, k)
         return cls(np.full(shape, np.inf, np.float32), np.full(shape, -1), np.full(shape, -1))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Neighbors]) -> Neighbors:
-        """Concatenates the neighbors of several queries, of equal widths."""
-        arrays = [(part.distances_QK, part.ids_QK, part.values_QK) for part in parts]
-        return cls(*(np.concatenate(each) for each in zip(*arrays, strict=True)))
-
     def take(self, order_QK: Int64[np.ndarray, "Q K"]) -> Neighbors:
         """Reorders the columns of each row."""
         arrays = (self.distances_QK, self.ids_QK, self.values_QK)

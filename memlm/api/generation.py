@@ -88,13 +88,12 @@ class FinishReason(StrEnum):
 
 
 class DraftSource(StrEnum):
-    """The origin of a draft."""
+    """The place that a draft was copied from."""
 
     REQUEST = "request"  # the caller's draft
     TEXT = "text"  # the prompt and the output
     NEIGHBORS = "neighbors"  # the neighbors that have the sampled token
     DATASTORE = "datastore"  # a document of a datastore that holds the last tokens
-    NEARBY = "nearby"  # the model's own tokens, read before a slow search with neighbors near at hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,7 @@ class DraftUsage:
     """How many tokens one source drafted for a request, how many of them the answer took, and in how many drafts.
 
     `source` is "request" (the caller's draft), "text" (runs of the prompt and the answer), "neighbors" (continuations
-    of the neighbors that named a token), "datastore" (documents of the searched datastores) or "nearby" (tokens that
-    the model read before a slow search, with the neighbors of earlier ones).
+    of the neighbors that named a token) or "datastore" (documents of the searched datastores).
     """
 
     source: str
@@ -118,9 +116,8 @@ class Usage:
 
     `searches` counts the tokens for which an index was searched. `lam` is the mean over the generated tokens. Times
     are milliseconds of wall clock. `retrieval_ms` is part of prefill and decode, and includes searches that several
-    requests share. `steps` counts the steps that named tokens, each a forward pass, or several before a slow search:
-    `generated_tokens / steps` is above 1 where drafts were accepted. `drafts` has an entry for each source that drafted
-    anything.
+    requests share. `steps` counts the forward passes that named tokens: `generated_tokens / steps` is above 1 where
+    drafts were accepted. `drafts` has an entry for each source that drafted anything.
 
     `searched_share` is the smallest share of the live entries of a datastore that a search could reach: below 1 where a
     shard did not answer a server that goes on without it. None without a search.

@@ -1,7 +1,6 @@
 """Sequences decoded together: a step reads the weights once for all of them.
 
-A step reads each sequence's last token and its draft, searches once for all of these positions, and samples. Before a
-slow search, sequences read on by themselves (`speculation`).
+A step reads each sequence's last token and its draft, searches once for all of these positions, and samples.
 
 Sequences are added and removed between any two steps. A prompt is read in pieces, one a step, so that a long one delays
 others by one piece at most. The sequences of a retriever share a search.
@@ -15,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,9 +23,8 @@ from torch import Tensor
 from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.cpu import threads
 from memlm.base.steps import Steps, run_steps
-from memlm.generation.draft_budget import DraftBudget, Experience, allot, run_length
+from memlm.generation.draft_budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
-from memlm.generation.speculation import read_on
 from memlm.generation.step_search import Decoded, Found, RunningSequence, remember, search_memories
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
@@ -136,17 +133,15 @@ class Batch:
         with torch.inference_mode():
             begin_s = time.perf_counter()
             decoded = [*self._decode_rows(), *self._decode_apart()]
+            for each in decoded:
+                remember(each.sequence, each.sequence.generation.ids_to_read, each.keys_ND)
             num_passes, prefilled = bool(self._rows) + len(self._apart), self._prefill()
             if decoded or prefilled:
                 num_rows = sum(len(each.hidden_ND) for each in decoded)
                 with decoding_threads(self._decoder, num_rows + len(prefilled)):
                     found = search_memories(self._decoder, [*decoded, *prefilled])
-                if not prefilled:
-                    experience = self._experience(each.sequence for each in decoded)
-                    if found.num_searched:
-                        experience.search.add(found.num_searched, found.search_s)
-                    if num_passes == 1 and not any(each.sequence.generation.is_in_run for each in decoded):
-                        experience.cost.add(num_rows, time.perf_counter() - begin_s - found.search_s)
+                if num_passes == 1 and not prefilled:
+                    self._cost(each.sequence for each in decoded).add(num_rows, time.perf_counter() - begin_s)
                 self._sample([*decoded, *prefilled], found)
             self._join()
         sequences = [each.sequence for each in (*decoded, *prefilled)]
@@ -163,51 +158,35 @@ class Batch:
         return sequences
 
     def _decode_rows(self) -> list[Decoded]:
-        """Reads the last token and the draft, or the run, of every row of the pool."""
+        """Reads the last token and the draft of every row of the pool."""
         if not self._rows:
             return []
-        state, length = self._pool.state, self._draft(self._rows, self._pool.state)
-        ids_R = [sequence.generation.ids_to_read for sequence in self._rows]
-        new_R = list(map(len, ids_R))
-        with _run(state, max(new_R), length):
-            with decoding_threads(self._decoder, sum(new_R)):
-                hidden_RTD, keys_RTD = self._decoder(_padded(ids_R), state, new_B=new_R)
-            self._pool.settle()
-            parts = zip(self._rows, hidden_RTD, keys_RTD, new_R, strict=True)
-            decoded = [Decoded(sequence, hidden_TD[:new], keys_TD[:new]) for sequence, hidden_TD, keys_TD, new in parts]
-            return self._read_on(state, decoded, length)
+        ids_R, new_R = self._draft(self._rows, self._pool.state)
+        with decoding_threads(self._decoder, sum(new_R)):
+            hidden_RTD, keys_RTD = self._decoder(_padded(ids_R), self._pool.state, new_B=new_R)
+        self._pool.settle()
+        parts = zip(self._rows, hidden_RTD, keys_RTD, new_R, strict=True)
+        return [Decoded(sequence, hidden_TD[:new], keys_TD[:new]) for sequence, hidden_TD, keys_TD, new in parts]
 
     def _decode_apart(self) -> list[Decoded]:
-        """Reads the last token and the draft, or the run, of each sequence that is apart, with its own decoder where it
-        has one.
-        """
+        """Reads the last token and the draft of each sequence that is apart, with its own decoder where it has one."""
         decoded = list[Decoded]()
         for sequence, state in self._apart.items():
-            length, own_decoder = self._draft([sequence], state), sequence.generation.own_decoder
-            ids = sequence.generation.ids_to_read
-            with _run(state, len(ids), length):
-                with decoding_threads(self._decoder, len(ids)):
-                    if own_decoder is None:
-                        hidden_1TD, keys_1TD = self._decoder(torch.tensor([ids]), state)
-                    else:
-                        hidden_1TD = keys_1TD = own_decoder(torch.tensor([ids]), state)  # it searches nothing
-                decoded += self._read_on(state, [Decoded(sequence, hidden_1TD[0], keys_1TD[0])], length)
+            ids_1, (num_new,) = self._draft([sequence], state)
+            own_decoder = sequence.generation.own_decoder
+            with decoding_threads(self._decoder, num_new):
+                if own_decoder is None:
+                    hidden_1TD, keys_1TD = self._decoder(torch.tensor(ids_1), state)
+                else:
+                    hidden_1TD = keys_1TD = own_decoder(torch.tensor(ids_1), state)  # it searches nothing
+            decoded.append(Decoded(sequence, hidden_1TD[0], keys_1TD[0]))
         return decoded
 
-    def _read_on(self, state: DecoderState, decoded: list[Decoded], length: int) -> list[Decoded]:
-        """Reads the run behind the first pass, if there is one."""
-        for each in decoded:
-            remember(each.sequence, each.sequence.generation.ids_to_read, each.keys_ND)
-        if not length:
-            return decoded
-        cost = self._experience(each.sequence for each in decoded).cost
-        return read_on(self._decoder, state, decoded, length, cost)
-
-    def _draft(self, sequences: Sequence[RunningSequence], state: DecoderState) -> int:
-        """Chooses the drafts of one pass. Returns the length of a run behind it."""
-        generations, room_B = [sequence.generation for sequence in sequences], state.draft_room_B()
+    def _draft(self, sequences: Sequence[RunningSequence], state: DecoderState) -> tuple[list[list[int]], list[int]]:
+        """Chooses the drafts of one pass. Returns the tokens that it reads of each sequence, and their numbers."""
+        generations = [sequence.generation for sequence in sequences]
         chances, num_forced = list[list[float]](), list[int]()
-        for sequence, room in zip(sequences, room_B, strict=True):
+        for sequence, room in zip(sequences, state.draft_room_B(), strict=True):
             expected, is_forced = list[float](), False
             try:
                 expected, is_forced = sequence.generation.propose(room - 1)
@@ -215,36 +194,18 @@ class Batch:
                 sequence.failure = error
             chances.append([] if is_forced else expected)
             num_forced.append(len(expected) if is_forced else 0)
-        experience, lengths = self._experience(sequences), [0] * len(sequences)
         if any(chances):
-            lengths = allot(chances, lambda num_rows: experience.seconds(num_rows + sum(num_forced)))
-        run_B, length = [list[float]()] * len(sequences), 0
-        # Prompts would wait for the passes of a run, and so would rows and sequences apart for those of each other.
-        has_time = not self._prompts and len(sequences) == len(self)
-        if experience.searches_slowly and has_time:
-            run_B = [generation.run_chances(room - 1) for generation, room in zip(generations, room_B, strict=True)]
-            gained_B = [sum(each[:count]) for each, count in zip(chances, lengths, strict=True)]
-            drafted_B = [forced or count for forced, count in zip(num_forced, lengths, strict=True)]
-            length = run_length(run_B, gained_B, drafted_B, experience)
-        begin_s = time.perf_counter()
-        for number, generation in enumerate(generations):
-            if length and run_B[number]:
-                generation.begin_run()
-            else:  # within a run, there must be room for a token in each row
-                drafted = num_forced[number] or lengths[number]
-                generation.shorten_draft(min(drafted, max(0, room_B[number] - 2)) if length else drafted)
-        if num_running := sum(map(bool, run_B)):
-            if length:
-                experience.reading.add(num_running, time.perf_counter() - begin_s)
-            else:
-                experience.reading.fade()
-                for generation in generations:
-                    generation.forget_runs()
-        return length
+            seconds = self._cost(sequences).seconds
+            lengths = allot(chances, lambda num_rows: seconds(num_rows + sum(num_forced)))
+            for generation, length, forced in zip(generations, lengths, num_forced, strict=True):
+                generation.shorten_draft(forced or length)
+        ids = [generation.ids_to_read for generation in generations]
+        return ids, list(map(len, ids))
 
-    def _experience(self, sequences: Iterable[RunningSequence]) -> Experience:
-        """With passes and searches for these sequences, by all of their datastores."""
-        return self._budget.experience(store for sequence in sequences for store in sequence.generation.stores)
+    def _cost(self, sequences: Iterable[RunningSequence]) -> PassCost:
+        """The times of passes that search all datastores of these sequences."""
+        stores = (store for sequence in sequences for store in sequence.generation.stores)
+        return self._budget.experience(stores).cost
 
     def _prefill(self) -> list[Decoded]:
         """Reads a piece of the prompts, the oldest first. After its last piece a sequence gets its first token."""
@@ -381,11 +342,6 @@ def _steps_of(checkpoint: Checkpoint, generations: Sequence[Generation]) -> Iter
                 run_steps(sequence.generation.commit_to_session(sequence.state))
             yield sequence
             sequence.since_s = time.perf_counter()  # decoding does not include the consumer's time
-
-
-def _run(state: DecoderState, num_new: int, length: int) -> AbstractContextManager[None]:
-    """The passes of a step: a first one over up to `num_new` tokens of a row, and `length` over one token of some."""
-    return state.run(1 + max(num_new, length)) if length else nullcontext()
 
 
 def _padded(ids: Sequence[Sequence[int]]) -> Tensor:

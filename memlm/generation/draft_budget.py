@@ -1,8 +1,7 @@
 """How many tokens to draft: those that make tokens come fastest, by the measured success of drafts and time of passes.
 
-`Survival` says how likely each drafted token is to be accepted, `PassCost` how long a pass over some rows takes,
-`SearchCost` how long a search of datastores for some keys takes, and `allot` divides the rows among the sequences of a
-pass. `run_length` says how many tokens sequences read before one search of all their keys.
+`Survival` says how likely each drafted token is to be accepted, `PassCost` how long a pass over some rows takes, and
+`allot` divides the rows among the sequences of a pass.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ PRIOR_CHANCE = {
     DraftSource.TEXT: (0.3, 0.4, 0.5, 0.7, 0.8, 0.95),
     DraftSource.NEIGHBORS: (0.1, 0.2, 0.3, 0.5),
     DraftSource.DATASTORE: (0.3, 0.4, 0.5, 0.7, 0.8, 0.95),
-    DraftSource.NEARBY: (0.85,),
 }
 PRIOR_TRIALS = 4.0  # how many trials a prior counts as
 FORGETTING = 0.97  # of the weight of earlier trials, at each one
@@ -35,13 +33,6 @@ PRIOR_ROW_COST = 0.06  # of the first row's time, which a further row takes unti
 NEW_SHARE, PULL = 0.2, 0.02
 EACH_SIZE = 8
 LONGEST_SPIKE = 3.0  # times the expected time; a longer pass waited for something else
-
-PRIOR_KEY_COST = 0.06  # of the first key's time, which a further key of a search takes until it was measured
-NEW_PRICE, PRICE_PULL = 0.3, 0.01
-LEAST_GROWTH = 2.0  # of the number of keys between two searches that measure the price
-
-SLOW_SEARCH = 0.2  # of the time of a pass; a faster search is not worth a guess
-LEAST_GAIN = 1.1  # in tokens a second, of a run
 
 MOST_SETS = 256  # of datastores with an experience, of some kilobytes each
 
@@ -83,14 +74,6 @@ class Survival:
         if self._prior is not None:
             self._prior.add(draft, num_accepted)
 
-    def fade(self, source: DraftSource) -> None:
-        """Draws the chances of a source a little towards the prior, so that one that failed is tried again."""
-        for (of, _, _), trials in self._trials.items():
-            if of is source:
-                trials.accepted, trials.all = FORGETTING * trials.accepted, FORGETTING * trials.all
-        if self._prior is not None:
-            self._prior.fade(source)
-
     def _chance(self, draft: Draft, *, is_first: bool) -> float:
         prior = (
             PRIOR_CHANCE[draft.source][draft.closeness]
@@ -108,7 +91,7 @@ class _Pass:
 
 
 class PassCost:
-    """The time of a pass by its number of rows, learned from the passes themselves.
+    """The time of a pass and its search by its number of rows, learned from the passes themselves.
 
     Passes of about as many rows count as one point, and times lie on straight lines between the points. The other
     points are drawn a little towards the newest pass, so that a size that looked slow once is tried again.
@@ -144,75 +127,12 @@ class PassCost:
         return nearest.seconds * _prior_shape(num_rows) / _prior_shape(nearest.num_rows)
 
 
-class SearchCost:
-    """The time of a search by its number of keys: a time that follows the last searches, and grows with each further
-    key. A single long search is taken for a spike, a second one for a slow datastore.
-
-    The price of a key is learned from searches that follow each other, so that it stays when the store becomes slow. It
-    is drawn a little towards the prior, so that a price that looked high once is tried again.
-    """
-
-    def __init__(self) -> None:
-        self._first_s, self._price = 0.0, PRIOR_KEY_COST
-        self._last: tuple[int, float] | None = None
-        self._num_prices = 0
-
-    def add(self, num_keys: int, seconds: float) -> None:
-        """Records a search."""
-        if self._last is not None:
-            self._learn_price(*self._last, num_keys, seconds)
-        last, self._last = self._last, (num_keys, seconds)
-        first_s = seconds / self._shape(num_keys)
-        if last is None:
-            self._first_s = first_s
-            return
-        last_s = last[1] / self._shape(last[0])
-        first_s = min(first_s, max(LONGEST_SPIKE * self._first_s, last_s))
-        self._first_s += NEW_SHARE * (first_s - self._first_s)
-
-    def seconds(self, num_keys: int) -> float:
-        """The expected time of a search, 0 before the first one."""
-        return self._first_s * self._shape(num_keys)
-
-    def fade(self) -> None:
-        """Draws the time a little towards 0, so that what was slow once is tried again."""
-        self._first_s *= FORGETTING
-
-    def _shape(self, num_keys: int) -> float:
-        return 1 + self._price * (num_keys - 1)
-
-    def _learn_price(self, before: int, before_s: float, num_keys: int, seconds: float) -> None:
-        """Learns from two searches of different sizes: seconds / before_s = shape(num_keys) / shape(before)."""
-        self._price += PRICE_PULL * (PRIOR_KEY_COST - self._price)
-        fewer, more = sorted([(before, before_s), (num_keys, seconds)])
-        if more[0] < LEAST_GROWTH * fewer[0]:
-            return
-        growth = more[1] / fewer[1]
-        each = (more[0] - 1) - growth * (fewer[0] - 1)
-        price = min(max((growth - 1) / each, 0.0), 1.0) if each > 0 else 1.0
-        self._num_prices += 1
-        self._price += max(NEW_PRICE, 1 / self._num_prices) * (price - self._price)
-
-
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Experience with drafts of the sequences that use the same datastores. `reading` is the time to read the entries
-    that a run is guessed from, by the number of sequences.
-    """
+    """Experience with drafts of the sequences that use the same datastores."""
 
     survival: Survival = field(default_factory=Survival)
     cost: PassCost = field(default_factory=PassCost)
-    search: SearchCost = field(default_factory=SearchCost)
-    reading: SearchCost = field(default_factory=SearchCost)
-
-    def seconds(self, num_rows: int) -> float:
-        """The expected time of a pass and the search of its keys."""
-        return self.cost.seconds(num_rows) + self.search.seconds(num_rows)
-
-    @property
-    def searches_slowly(self) -> bool:
-        """Whether a search takes so long that fewer of them may pay."""
-        return self.search.seconds(1) > SLOW_SEARCH * self.cost.seconds(1)
 
 
 class DraftBudget:
@@ -266,37 +186,6 @@ def allot(chances: Sequence[Sequence[float]], seconds: Callable[[int], float]) -
     for _, number in likeliest[:best_count]:
         lengths[number] += 1
     return lengths
-
-
-def run_length(
-    chances_B: Sequence[Sequence[float]],
-    gained_B: Sequence[float],
-    drafted_B: Sequence[int],
-    experience: Experience,
-) -> int:
-    """Returns how many tokens sequences should read one by one before the search, for the most expected tokens a
-    second. 0 if that is less than LEAST_GAIN times as many as with their other drafts.
-
-    `chances_B` has those of each sequence's tokens, none for a sequence that does not read on. With other drafts, it
-    would read `drafted_B` tokens, of which `gained_B` are expected to be accepted. A sequence that does not read on
-    waits for the others at most as long as for the search.
-    """
-    B, others = len(chances_B), [number for number, each in enumerate(chances_B) if not each]
-    best = LEAST_GAIN * (B + sum(gained_B)) / experience.seconds(B + sum(drafted_B))
-    num_tokens, num_rows = B + sum(gained_B[each] for each in others), B + sum(drafted_B[each] for each in others)
-    seconds, best_length = experience.cost.seconds(num_rows) + experience.reading.seconds(B - len(others)), 0
-    waited_s, most_s = 0.0, experience.search.seconds(num_rows) if others else math.inf
-    for length in range(1, max(map(len, chances_B), default=0) + 1):
-        reached = [each[length - 1] for each in chances_B if len(each) >= length]
-        num_tokens, num_rows = num_tokens + sum(reached), num_rows + len(reached)
-        pass_s = experience.cost.seconds(len(reached))
-        waited_s, seconds = waited_s + pass_s, seconds + pass_s
-        if waited_s > most_s:
-            break
-        rate = num_tokens / (seconds + experience.search.seconds(num_rows))
-        if rate > best:
-            best, best_length = rate, length
-    return best_length
 
 
 def _prior_shape(num_rows: float) -> float:

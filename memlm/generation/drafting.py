@@ -6,30 +6,23 @@ text, and never its words.
 
 The sources are cheap and need no second model. They copy the text's own past (prompt lookup), the caller's draft, the
 continuations of the neighbors that have the sampled token (REST, arXiv 2311.08252), and documents that hold the last
-tokens of the text (SAM decoding, arXiv 2411.10666). Before a slow search, `speculation` lets the model itself draft.
+tokens of the text (SAM decoding, arXiv 2411.10666).
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
-from torch import Tensor
 
 from memlm.api.generation import DraftSource
-from memlm.api.params import SamplingParams
-from memlm.generation.sampling import sample
 from memlm.index.store.snapshot import Snapshot
-from memlm.retrieval.nearby import NearbyEntries
 from memlm.retrieval.passages import Passage
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
 
 LONGEST_DRAFT = 16
-LONGEST_RUN = 8  # tokens that the model itself reads before a slow search
 LONG_RUN, SHORT_RUN = 5, 2  # a run of tokens is looked up by its last 5 tokens, or its last 2
 COMPARED = 16  # tokens before a match that tell how alike two texts are
 INDEXED = 1 << 16  # the latest tokens of a text, and the first of an expected one, that are indexed, in some 40 ms
@@ -166,28 +159,6 @@ class Drafter:
         if self._passage is not None:
             length = min(self._passage.length, COMPARED)
             yield Draft(self._passage.tokens(count), DraftSource.DATASTORE, _closeness(length))
-
-
-class Guesser:
-    """Samples tokens before they are searched for, with the neighbors that `nearby` finds."""
-
-    def __init__(self, retriever: Retriever, sampling: SamplingParams, end_ids: Collection[int]) -> None:
-        self.nearby, self._sampling, self._end_ids = NearbyEntries(retriever), sampling, end_ids
-        self._rng = np.random.default_rng()
-
-    def begin(self, rng: np.random.Generator) -> None:
-        """Begins a run. Its places are drawn with the random numbers of the sampling itself, so that a guess is wrong
-        only where its neighbors are. May raise as `NearbyEntries.update` does.
-        """
-        self._rng = copy.deepcopy(rng)
-        self.nearby.update()
-
-    def next(self, logprobs_V: Float[Tensor, " V"], context_ids: Sequence[int], drafted: Sequence[int]) -> int | None:
-        """Samples the next token behind a text and its draft. None is the end of the text."""
-        is_penalized = (self._sampling.repetition_penalty or 1.0) != 1.0
-        seen = [*context_ids, *drafted] if is_penalized else ()
-        token_id = sample(logprobs_V, self._sampling, seen, self._rng)
-        return None if token_id in self._end_ids else token_id
 
 
 def neighbors_draft(result: RetrievalResult, token_id: int, retriever: Retriever, count: int) -> Draft:

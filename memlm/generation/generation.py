@@ -7,7 +7,6 @@ the samples are those of the draft, and returns the tokens that may be shown.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Sequence
@@ -34,7 +33,7 @@ from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.draft_budget import DraftBudget, Survival
-from memlm.generation.drafting import LONGEST_DRAFT, LONGEST_RUN, Draft, Drafter, Guesser
+from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter
 from memlm.generation.early_exit import EarlyExitDecoder, rule_of
 from memlm.generation.prompts import prompt_steps, room_for
 from memlm.generation.sampling import alternatives, sample
@@ -48,10 +47,8 @@ from memlm.retrieval.loop_guard import WINDOW
 from memlm.retrieval.own_past import OwnPast, describe_past, mix_memories
 from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.result import RetrievalResult
-from memlm.retrieval.retriever import NearbySearch, Retriever
+from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
-
-log = logging.getLogger("memlm.generation")
 
 
 class Generation:
@@ -133,7 +130,7 @@ class Generation:
         self.usage = Usage(prompt_tokens=len(prompt_ids))
         self.finished: Finished | None = None
         self.draft: Draft | None = None
-        self._drafter, self.guesser = self._new_drafter(expected_ids), self._new_guesser()
+        self._drafter = self._new_drafter(expected_ids)
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
         self._draft_counts: dict[DraftSource, tuple[int, int, int]] = {}
 
@@ -172,18 +169,6 @@ class Generation:
         retriever = self.retriever
         gives_drafts = self.needs_retrieval or (retriever is not None and retriever.draft_stores)
         return Drafter(self._context_ids, expected_ids, retriever if gives_drafts else None)
-
-    def _new_guesser(self) -> Guesser | None:
-        """By default, tokens are read before slow searches, which changes no number: each is read by itself anyway. A
-        request with a number of drafts has copies alone.
-        """
-        retriever = self.retriever
-        if retriever is None or self._request.drafts is not None or not self.needs_retrieval:
-            return None
-        can_guess = (
-            retriever.has_keys and not retriever.sums and retriever.gate is None and not self.policy.is_sequential
-        )
-        return Guesser(retriever, self._sampling, self._end_ids) if can_guess else None
 
     @property
     def num_pending(self) -> int:
@@ -252,58 +237,6 @@ class Generation:
                     self.draft, chances = draft, expected
         return chances, self._request.drafts is not None
 
-    def run_chances(self, room: int) -> list[float]:
-        """How likely each of the tokens that a run before the next search may read is to be accepted along with all
-        before it. Empty without runs.
-        """
-        count = 0 if self.guesser is None else max(0, min(room, LONGEST_RUN, self._most_drafted))
-        return self._survival.chances(Draft([0] * count, DraftSource.NEARBY, 0))
-
-    def begin_run(self) -> None:
-        """Begins an empty draft, which `guess` extends."""
-        assert self.guesser is not None
-        self.draft = Draft((), DraftSource.NEARBY, 0)
-        try:
-            self.guesser.begin(self._rng)
-        except Exception as error:
-            self.stop_guessing(error)
-
-    def stop_guessing(self, error: Exception) -> None:
-        """Writes the rest of the text without runs, after a guess failed. Earlier guesses stay a draft."""
-        log.warning("a text goes on without reading on before searches, since a guess failed: %s", error)
-        self.guesser = None
-        if self.draft is not None and not self.draft.token_ids:
-            self.draft = None
-
-    def forget_runs(self) -> None:
-        """Forgets a little of how often runs were right, as they are not tried."""
-        self._survival.fade(DraftSource.NEARBY)
-
-    @property
-    def is_in_run(self) -> bool:
-        """Whether `guess` extends the draft."""
-        return self.draft is not None and self.draft.source is DraftSource.NEARBY
-
-    @property
-    def nearby_search(self) -> NearbySearch:
-        """Finds entries that its next keys probably have as neighbors."""
-        assert self.guesser is not None
-        return self.guesser.nearby.search
-
-    def guess(
-        self, lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, past: RetrievalResult | None
-    ) -> int | None:
-        """Extends the draft by the token that these neighbors would lead to. Returns None for the end of the text,
-        which is not read.
-        """
-        assert self.guesser is not None
-        assert self.draft is not None
-        drafted = [*self.draft.token_ids]
-        token_id = self.guesser.next(mix_memories(lm_logprobs_V, result, past).logprobs_V, self._context_ids, drafted)
-        if token_id is not None:
-            self.draft = self.draft._replace(token_ids=[*drafted, token_id])
-        return token_id
-
     @property
     def _most_drafted(self) -> int:
         return self._max_tokens - self.usage.generated_tokens - 1
@@ -370,8 +303,6 @@ class Generation:
         self._context_ids.append(token_id)
         if result is not None:
             self.policy.observe(result.followed, token_id)
-            if self.guesser is not None:
-                self.guesser.nearby.observe(result, token_id)
         if self._drafter is not None:
             self._drafter.append(token_id, result)
         token, tokens, reason = None, list[Token](), None

@@ -41,57 +41,36 @@ class RunningSequence:
 
 
 class Decoded(NamedTuple):
-    """A sequence with the final hidden states and the keys of N positions: its last token and its draft from the place
-    `first` on. `known_MV` are the log-probabilities of the first M, if tokens were guessed from them.
-    """
+    """A sequence with the final hidden states and the keys of N positions: its last token and its draft."""
 
     sequence: RunningSequence
     hidden_ND: Tensor
     keys_ND: Tensor
-    known_MV: Tensor | None = None
-    first: int = 0
 
 
 class Found(NamedTuple):
     """The log-probabilities of all positions of a step, the neighbors in datastores for each position of each sequence,
-    and for each sequence those in its own past. Datastores were searched for `num_searched` keys in `search_s`.
+    and for each sequence those in its own past.
     """
 
     logprobs_RV: Float[Tensor, "R V"]
     results: list[list[RetrievalResult | None]]
     pasts: list[RetrievalResult | None]
-    num_searched: int
-    search_s: float
 
 
-def search_memories(decoder: Decoder, decoded: Sequence[Decoded], *, guesses: bool = False) -> Found:
-    """Searches the memories of all positions of a step. With `guesses`, entries near at hand replace the datastores."""
-    logprobs_RV = _logprobs(decoder, decoded)
-    results, num_searched, search_s = _search_stores(decoder, decoded, logprobs_RV, guesses=guesses)
+def search_memories(decoder: Decoder, decoded: Sequence[Decoded]) -> Found:
+    """Searches the memories of all positions of a step."""
+    logprobs_RV = decoder.logprobs(torch.cat([each.hidden_ND for each in decoded])).cpu()
+    results = _search_stores(decoder, decoded, logprobs_RV)
     each_NV = logprobs_RV.split([len(each.hidden_ND) for each in decoded])
-    return Found(logprobs_RV, results, list(map(_search_past, decoded, each_NV)), num_searched, search_s)
-
-
-def _logprobs(decoder: Decoder, decoded: Sequence[Decoded]) -> Float[Tensor, "R V"]:
-    """The model's log-probabilities of all positions, which may be overwritten."""
-    nums_known = [0 if each.known_MV is None else len(each.known_MV) for each in decoded]
-    hidden = [each.hidden_ND[num_known:] for each, num_known in zip(decoded, nums_known, strict=True)]
-    if not any(nums_known):
-        return decoder.logprobs(torch.cat(hidden)).cpu()
-    parts, sizes = list[Tensor](), list(map(len, hidden))
-    new_NV = decoder.logprobs(torch.cat(hidden)).cpu().split(sizes) if any(sizes) else [None] * len(sizes)
-    for each, others_NV in zip(decoded, new_NV, strict=True):
-        parts += [part for part in (each.known_MV, others_NV) if part is not None]
-    return torch.cat(parts)
+    return Found(logprobs_RV, results, list(map(_search_past, decoded, each_NV)))
 
 
 def _search_stores(
-    decoder: Decoder, decoded: Sequence[Decoded], logprobs_RV: Float[Tensor, "R V"], *, guesses: bool
-) -> tuple[list[list[RetrievalResult | None]], int, float]:
-    """Searches once for each retriever, also where sequences exclude documents. Returns the neighbors, the number of
-    keys that were searched, and the seconds.
-
-    A gate changes the log-probabilities.
+    decoder: Decoder, decoded: Sequence[Decoded], logprobs_RV: Float[Tensor, "R V"]
+) -> list[list[RetrievalResult | None]]:
+    """Searches once for each retriever, also where sequences exclude documents. A gate changes the log-probabilities
+    in place.
     """
     positions = [(number, place) for number, each in enumerate(decoded) for place in range(len(each.hidden_ND))]
     rows_of: dict[Retriever, list[int]] = {}
@@ -106,7 +85,6 @@ def _search_stores(
             else:
                 rows_of.setdefault(retriever.shared, []).append(row)
     results: list[list[RetrievalResult | None]] = [[None] * len(each.hidden_ND) for each in decoded]
-    num_searched, search_s = 0, 0.0
     keys_RD = _as_numpy(torch.cat([each.keys_ND for each in decoded])) if rows_of else None
     for retriever, rows in rows_of.items():
         places = [(decoded[positions[row][0]], positions[row][1]) for row in rows]
@@ -115,13 +93,9 @@ def _search_stores(
             assert keys_RD is not None
             max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
             policies = [generation.policy for generation in generations]
-            nearby = [generation.nearby_search for generation in generations] if guesses else ()
             views_Q = [views[row] for row in rows]
-            result = retriever.search(
-                keys_RD[rows], max_logprobs_Q, policies, views_Q, nearby=nearby, may_be_partial=True
-            )
-            num_searched, search_s = num_searched + int(result.searched_Q.sum()), search_s + result.took_ms / 1000
-            texts = [each.sequence.generation.guarded_ids(each.first + place) for each, place in places]
+            result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, views_Q, may_be_partial=True)
+            texts = [each.sequence.generation.guarded_ids(place) for each, place in places]
             result = without_repeats(result, texts, retriever.tokens_before)
             if retriever.gate is not None:
                 hidden_QD = torch.cat([each.hidden_ND for each in decoded])[rows]
@@ -132,7 +106,7 @@ def _search_stores(
         except Exception as error:
             for row in rows:
                 decoded[positions[row][0]].sequence.failure = error
-    return results, num_searched, search_s
+    return results
 
 
 def _search_past(each: Decoded, logprobs_NV: Float[Tensor, "N V"]) -> RetrievalResult | None:
@@ -142,8 +116,8 @@ def _search_past(each: Decoded, logprobs_NV: Float[Tensor, "N V"]) -> RetrievalR
         return None
     try:
         found = generation.past.search(_as_numpy(each.keys_ND), logprobs_NV.numpy().max(axis=1))
-        places = range(each.first, each.first + len(logprobs_NV))
-        return without_repeats(found, list(map(generation.guarded_ids, places)), nothing_before)
+        texts = list(map(generation.guarded_ids, range(len(logprobs_NV))))
+        return without_repeats(found, texts, nothing_before)
     except Exception as error:
         each.sequence.failure = error
         return None

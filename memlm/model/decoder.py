@@ -267,7 +267,7 @@ class Decoder(nn.Module):
                 return self._read_at_once(inputs, finishes, watch)
             state = self.new_state(batch_size=B, capacity=T)
         check_room(state, max(new_B))
-        state.begin_pass(inputs.detach(), new_B)
+        state.begin_pass(inputs.detach())
         hidden, keys, begin = [], [], 0
         while begin < T:
             end = begin + state.next_piece(T - begin)
@@ -323,13 +323,15 @@ class Decoder(nn.Module):
         return torch.stack(list(losses.values())).sum() if losses else None
 
     def crop(self, state: DecoderState, length_B: Sequence[int]) -> None:
-        """Takes back tokens of the last pass or run, as `DecoderState.crop` does.
+        """Takes back tokens of the last pass, as `DecoderState.crop` does.
 
         Where the state has sums, the tokens of the pass that stay are read again.
         """
-        for inputs_BT, new_B in state.crop(length_B):
-            with self.adapters.reading(state):
-                self._read(inputs_BT, state, None, new_B)
+        if (again := state.crop(length_B)) is not None:
+            inputs_BT, new_B = again
+            if inputs_BT.shape[1]:
+                with self.adapters.reading(state):
+                    self._read(inputs_BT, state, None, new_B)
 
     def _read_piece(
         self,

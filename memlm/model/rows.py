@@ -1,4 +1,4 @@
-"""How far the rows of a KV cache have read, and the last pass or run of passes, whose tokens can be taken back.
+"""How far the rows of a KV cache have read, and the last pass over them, whose tokens can be taken back.
 
 Keys and values behind a row's length are never read, so a shorter length takes them back. The use of compressible
 places is a sum. It is computed again without the tokens.
@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from memlm.model.config import ModelConfig
-
-# Tokens or vectors of a pass (B x T ...), and how many of them each row reads.
-Inputs: TypeAlias = tuple[Tensor, list[int]]
 
 
 @dataclass(slots=True)
@@ -59,22 +56,17 @@ class _Use(NamedTuple):
 
 
 class LastPass:
-    """The rows before a pass or a run of passes, and the use of places that its tokens added."""
+    """The rows before a pass, and the use of places that its tokens added."""
 
     def __init__(self) -> None:
         self._before = list[Row]()
         self._uses = list[_Use]()
-        self._inputs = list[Inputs]()  # of each pass over sums
+        self.inputs_BT: Shaped[Tensor, "B T ..."] | None = None  # tokens or vectors of a pass over sums
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Forgets the pass or run before."""
+        """Forgets the pass before."""
         self._before = [replace(row) for row in rows]
         self._uses.clear()
-        self._inputs.clear()
-
-    def read(self, inputs_BT: Shaped[Tensor, "B T ..."], new_B: list[int]) -> None:
-        """Remembers tokens or vectors, of which each row reads the first `new_B`."""
-        self._inputs.append((inputs_BT, new_B))
 
     def count_use(self, row: int, position: int, used_S: Float[Tensor, " S"], weights_TS: Tensor) -> None:
         """Remembers the use of a row's places before the tokens from a position on add their weights to it."""
@@ -91,23 +83,16 @@ class LastPass:
                     f" {before.length}, and must not reach the end of a segment"
                 )
             row.length = length
-        for use in reversed(self._uses):  # the first that is not kept as a whole decides
-            kept = max(0, length_B[use.row] - use.position)
-            if use.row in cropped and kept < len(use.weights_TS):
+        for use in self._uses:
+            if use.row in cropped:
+                kept = max(0, length_B[use.row] - use.position)
                 use.used_S.copy_(use.before_S + use.weights_TS[:kept].sum(dim=0))
 
-    def again(self, rows: Sequence[Row], cropped: Sequence[int]) -> list[Inputs]:
-        """Takes cropped rows back to the begin of the pass or run. Returns the passes to be read again, which have the
-        tokens that stay.
-        """
-        left_B = [0] * len(rows)
+    def again(self, rows: Sequence[Row], cropped: Sequence[int]) -> tuple[Shaped[Tensor, "B T ..."], list[int]]:
+        """Takes cropped rows back to the begin of the pass. Returns its inputs, and how many each row reads again."""
+        assert self.inputs_BT is not None
+        new_B = [0] * len(rows)
         for number in cropped:
             begin = self._before[number].length
-            left_B[number], rows[number].length = rows[number].length - begin, begin
-        passes = list[Inputs]()
-        for inputs_BT, read_B in self._inputs:
-            new_B = [min(read, left) for read, left in zip(read_B, left_B, strict=True)]
-            left_B = [left - new for left, new in zip(left_B, new_B, strict=True)]
-            if any(new_B):
-                passes.append((inputs_BT[:, : max(new_B)], new_B))
-        return passes
+            new_B[number], rows[number].length = rows[number].length - begin, begin
+        return self.inputs_BT[:, : max(new_B, default=0)], new_B

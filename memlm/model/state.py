@@ -14,8 +14,7 @@ no cache.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -29,7 +28,7 @@ from memlm.model.fields import FieldTensors, fields_of
 from memlm.model.knn_memory import KnnCache, all_positions
 from memlm.model.mask import AttentionMask
 from memlm.model.pages import Allocate, zeros
-from memlm.model.rows import Inputs, LastPass, Row
+from memlm.model.rows import LastPass, Row
 from memlm.model.source import RowSources, Source
 from memlm.model.state_size import local_places
 from memlm.model.tensor_bytes import safetensors_pieces
@@ -79,7 +78,7 @@ class DecoderState:
         # With their gradients: keys and values of the first places of each layer (2 B G S d), and what else a border
         # names. None where a pass learns nothing from earlier segments.
         self.live: dict[int | str, Tensor] | None = None
-        self._last_pass, self._in_run = LastPass(), False
+        self._last_pass = LastPass()
         self.use_rows(batch_size)
 
     def use_rows(self, count: int) -> None:
@@ -239,44 +238,25 @@ class DecoderState:
         L = self.config.context_length
         return [min(piece, L - 1 - row.length % L) for row in self.rows]
 
-    def begin_pass(self, inputs_BT: Shaped[Tensor, "B T ..."], new_B: list[int]) -> None:
-        """Begins a pass, whose tokens `crop` can take back, with those of the run that it is part of."""
-        if not self._in_run:
-            self._begin_undo()
-        self.live = None
-        if self.has_sums:
-            self._last_pass.read(inputs_BT, new_B)
-
-    @contextmanager
-    def run(self, num_tokens: int) -> Iterator[None]:
-        """The passes within it are one to `crop`. A row reads at most `num_tokens`, fewer if it then waits for others,
-        and `num_tokens` are within its `draft_room_B`.
-
-        Windows move now, since a later move would drop what the tokens that stay still see.
-        """
-        self._begin_undo()
-        self.make_room(num_tokens)
-        self._in_run = True
-        try:
-            yield
-        finally:
-            self._in_run = False
-
-    def _begin_undo(self) -> None:
+    def begin_pass(self, inputs_BT: Shaped[Tensor, "B T ..."]) -> None:
+        """Begins a pass, whose tokens `crop` can take back."""
         self._last_pass.begin(self.rows)
-        if self.fields is not None and self.has_sums:
+        self.live = None
+        if self.fields is not None and self.fields.have_sums:
             self.fields.begin_pass()
+            self._last_pass.inputs_BT = inputs_BT
 
-    def crop(self, length_B: Sequence[int]) -> list[Inputs]:
+    def crop(self, length_B: Sequence[int]) -> tuple[Shaped[Tensor, "B T ..."], list[int]] | None:
         """Takes back the tokens of each row from a length on, as if they had never been read.
 
-        They must be of the last pass or run, which read no more than `draft_room_B` of them. Raises ValueError for
-        others. Returns the passes that are to be read again, where the state has sums: `Decoder.crop` does so.
+        They must be of the last pass, which read no more than `draft_room_B` of them. Raises ValueError for others.
+        Returns None, or for states with sums the inputs that are to be read again, with how many in each row:
+        `Decoder.crop` does so.
         """
         lengths = [row.length for row in self.rows]
         self._last_pass.crop(self.rows, length_B)
-        if self.fields is None or not self.has_sums:
-            return []
+        if self.fields is None or not self.fields.have_sums:
+            return None
         cropped = [row for row, length in enumerate(lengths) if length_B[row] != length]
         self.fields.take_back(cropped)
         return self._last_pass.again(self.rows, cropped)

@@ -36,8 +36,6 @@ from memlm.retrieval.store import ModelStore, check_sums
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
 
-# Takes the number of a store, one key (1, D) and k. Returns the k nearest of some entries that it has at hand.
-NearbySearch: TypeAlias = Callable[[int, np.ndarray, int], Neighbors]
 # Takes the number of a store and the numbers of R keys. Returns their neighbors.
 _Find: TypeAlias = Callable[[int, np.ndarray], Neighbors]
 
@@ -161,11 +159,6 @@ class Retriever:
         return " + ".join(store.name for store in self.stores)
 
     @property
-    def has_keys(self) -> bool:
-        """Whether the keys of all entries can be read."""
-        return all(store.snapshot.has_keys for store in self.stores)
-
-    @property
     def changes_output(self) -> bool:
         """Whether neighbors can change the distribution: λ = 0 is the model alone."""
         return bool(self.lam or self.adaptive or self.gate)
@@ -192,26 +185,20 @@ class Retriever:
         views: Sequence[tuple[Snapshot, ...]] = (),
         only: DocumentFilter | None = None,
         *,
-        nearby: Sequence[NearbySearch] = (),
         may_be_partial: bool = False,
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
         `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
         one for each key, may replace its search. `views`, one for each key, are those of the retriever that it is for.
-        `only` chooses documents of equal views. With `nearby`, one for each key, the result is a guess: these replace
-        the searches of the stores, and nothing is counted. Raises Unavailable where a shard of a store does not answer,
-        unless its shards may be missing and the result `may_be_partial`, because the caller tells of it.
+        `only` chooses documents of equal views. Raises Unavailable where a shard of a store does not answer, unless its
+        shards may be missing and the result `may_be_partial`, because the caller tells of it.
         """
         begin_s = time.perf_counter()
         views = views or [self.views] * len(keys_QD)
         views_SQ = [[views_of_key[number] for views_of_key in views] for number in range(len(self.stores))]
 
         def find(number: int, rows_R: Int64[np.ndarray, " R"]) -> Neighbors:
-            if nearby:
-                return Neighbors.joined(
-                    [nearby[row](number, keys_QD[row : row + 1], self.k) for row in rows_R.tolist()]
-                )
             views_R = [views_SQ[number][row] for row in rows_R.tolist()]
             temperature = self.temperature if self.sums else None
             return self.stores[number].search(
@@ -222,8 +209,7 @@ class Retriever:
             result = self._search_one(keys_QD, max_logprobs_Q, policies, find)
         else:
             result = self._union(len(keys_QD), find)
-        if not nearby:
-            self._count(result)
+        self._count(result)
         if result.share < 1 and not may_be_partial:
             raise Unavailable(
                 f"a shard does not answer, and only {result.share:.1%} of the entries of {self.name!r} could be"

@@ -118,10 +118,10 @@ class DraftMetrics:
     """Steps, and what came of drafts by their source. The names of the latter are vLLM's."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._steps = Counter("memlm_steps", "Steps that named tokens, of all generations.", registry=registry)
+        self._steps = Counter("memlm_steps", "Forward passes that named tokens, of all generations.", registry=registry)
         drafted = "memlm_spec_decode_num_draft_tokens", "Drafted tokens."
         accepted = "memlm_spec_decode_num_accepted_tokens", "Drafted tokens that the texts took."
-        drafts = "memlm_spec_decode_num_drafts", "Drafts: steps of a text that had one."
+        drafts = "memlm_spec_decode_num_drafts", "Drafts: forward passes of a text that had one."
         self._drafted, self._accepted, self._drafts = (
             Counter(name, about, ["source"], registry=registry) for name, about in (drafted, accepted, drafts)
         )

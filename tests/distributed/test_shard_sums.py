@@ -22,7 +22,6 @@ from memlm.distributed.shard_messages import SegmentView, ShardAnswer, ShardSear
 from memlm.distributed.shard_server import ShardSegments, ShardServer
 from memlm.distributed.shards import Shards
 from memlm.errors import Incompatible, InvalidInput, NotFound
-from memlm.generation import generation
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import Exclusion, search_views
@@ -203,21 +202,6 @@ def test_a_shard_of_an_earlier_version_is_named_and_still_finds_neighbors(tmp_pa
         with served(path, 1, 2) as first, Shards([earlier.address, first, second], partial=partial) as shards:
             for _ in range(4):  # whichever of the two is asked first
                 assert (shards.search(views_Q, QUERIES_QD, 8, temperature=2.0).ids_QK == NO_ENTRY).any()
-
-
-def test_with_sums_nothing_is_guessed_from_neighbors(checkpoint, halves, monkeypatch):
-    made = []
-
-    class Noted(generation.Guesser):
-        def __init__(self, retriever, *arguments):
-            super().__init__(retriever, *arguments)
-            made.append(retriever)
-
-    monkeypatch.setattr(generation, "Guesser", Noted)
-    with two_models(checkpoint, [halves], halves) as (alone, lm):
-        for each, count in ((alone, 1), (lm, 1)):  # the second one makes none
-            each.generate("the quick", lam=0.5, **OPTIONS).result()
-            assert len(made) == count
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from memlm.api.generation import DraftUsage
 from memlm.data.corpus import Corpus
 from memlm.generation import draft_budget
-from memlm.generation.draft_budget import DraftBudget, PassCost, SearchCost
+from memlm.generation.draft_budget import DraftBudget, PassCost
 from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
@@ -37,17 +37,14 @@ def stores(
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each pass. In place of their times, passes and searches take as long as their rows say, so that texts
-    are alike.
-    """
-    found, add, add_search = list[int](), PassCost.add, SearchCost.add
+    """The rows of each pass. In place of its time, a pass takes as long as its rows say, so that texts are alike."""
+    found, add = list[int](), PassCost.add
 
     def timed(self: PassCost, num_rows: int, seconds: float) -> None:
         found.append(num_rows)
         add(self, num_rows, 1 + 0.3 * num_rows)
 
     monkeypatch.setattr(PassCost, "add", timed)
-    monkeypatch.setattr(SearchCost, "add", lambda self, num, _: add_search(self, num, 1 + 0.1 * num))
     return found
 
 

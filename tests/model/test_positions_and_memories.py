@@ -182,10 +182,8 @@ def test_tokens_that_were_taken_back_were_never_read(decoder, read, kept):
 
 
 @pytest.mark.parametrize("kept", [2, 4])
-def test_tokens_of_runs_that_were_taken_back_were_never_read(decoder, kept, monkeypatch):
-    """In each run the first row reads a draft, the others a token in each pass, the last one fewer. Runs begin with
-    windows and segments filled to different degrees.
-    """
+def test_drafts_that_were_taken_back_were_never_read_wherever_a_window_or_a_segment_stands(decoder, kept, monkeypatch):
+    """Each row reads a draft of its own length. Drafts begin with windows and segments filled to different degrees."""
     monkeypatch.setattr("memlm.model.state_size.SPARE_PLACES", 8)  # so that windows move
     rows = [tokens_of(2 + row, row) for row in range(3)]
     after = torch.tensor([tokens_of(12, 20 + row) for row in range(3)])
@@ -203,11 +201,7 @@ def test_tokens_of_runs_that_were_taken_back_were_never_read(decoder, kept, monk
             most_B = [max(0, min(most, room - 1)) for most, room in zip((3, 5, 2), room_B, strict=True)]
             kept_B = [min(kept, most) for most in most_B]
             if max(most_B):
-                first_B = [most_B[0], *(min(1, most) for most in most_B[1:])]
-                with state.run(5):
-                    decoder(drafts[:, : max(first_B)], state, new_B=first_B)
-                    for t in range(1, max(most_B[1:])):
-                        decoder(drafts[:, t : t + 1], state, new_B=[0, *(int(t < most) for most in most_B[1:])])
+                decoder(drafts[:, : max(most_B)], state, new_B=most_B)
                 decoder.crop(state, [length + count for length, count in zip(lengths, kept_B, strict=True)])
             for t in range(max(kept_B)):
                 decoder(drafts[:, t : t + 1], twin, new_B=[int(t < count) for count in kept_B])

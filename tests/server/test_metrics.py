@@ -193,13 +193,13 @@ def test_drafts_are_counted_by_their_source() -> None:
     assert value("memlm_steps_total") == 8
     drafted, accepted = (f"memlm_spec_decode_num_{name}_tokens_total" for name in ("draft", "accepted"))
     assert {source: value(drafted, source=source) for source in DraftSource} == {
-        "request": 4, "text": 16, "neighbors": 0, "datastore": 0, "nearby": 0,
+        "request": 4, "text": 16, "neighbors": 0, "datastore": 0,
     }  # fmt: skip
     assert {source: value(accepted, source=source) for source in DraftSource} == {
-        "request": 0, "text": 10, "neighbors": 0, "datastore": 0, "nearby": 0,
+        "request": 0, "text": 10, "neighbors": 0, "datastore": 0,
     }  # fmt: skip
     assert {source: value("memlm_spec_decode_num_drafts_total", source=source) for source in DraftSource} == {
-        "request": 2, "text": 6, "neighbors": 0, "datastore": 0, "nearby": 0,
+        "request": 2, "text": 6, "neighbors": 0, "datastore": 0,
     }  # fmt: skip
 
 

@@ -374,28 +374,6 @@ def test_11_tokens_that_were_taken_back_were_never_read(decoder, kept):
             assert_close(logits(decoder, text[length + 1 :], one), alone[row][length + 1 :])
 
 
-@pytest.mark.parametrize("kept", [[1, 3], [2, 0]])
-def test_11_tokens_of_a_run_that_were_taken_back_were_never_read(decoder, kept):
-    texts, lengths = [tokens_of(21, seed) for seed in range(2)], [8, 7]
-    with torch.inference_mode():
-        state = decoder.new_state(batch_size=2, capacity=40)
-        decoder(torch.tensor([text[:8] for text in texts]), state, new_B=lengths)
-        room = min(3, *(each - 1 for each in state.draft_room_B()))
-        drafts = torch.tensor([[*text[n : n + 1], 39, 38] for text, n in zip(texts, lengths, strict=True)])
-        never = state.fork()
-        with state.run(4):
-            for place in range(room):
-                decoder(drafts[:, place : place + 1], state)
-        kept = [min(count, room) for count in kept]
-        decoder.crop(state, [n + count for n, count in zip(lengths, kept, strict=True)])
-        for place in range(max(kept)):
-            decoder(drafts[:, place : place + 1], never, new_B=[int(place < count) for count in kept])
-    assert [row.length for row in state.rows] == [n + count for n, count in zip(lengths, kept, strict=True)]
-    for row in range(2):
-        for name, held in row_of(never, row).items():
-            assert_close(row_of(state, row)[name], held)
-
-
 def test_12_a_config_survives_json_and_nonsense_is_refused(decoder):
     config = decoder.config
     given = json.loads(json.dumps(config.as_dict()))
