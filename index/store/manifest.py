@@ -39,6 +39,8 @@ JOURNAL = "building.json"
 WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.sqlite", "vectors.sqlite", "suffixes.bin"
 CHUNKS = "chunks.sqlite"
 DERIVED = (WORDS, PASSAGES, VECTORS, SUFFIXES, CHUNKS)
+# Of settings that were removed. Earlier versions wrote them into every store, and they change nothing now.
+EARLIER_DEFAULTS = ("skip_retrieval_above", "min_pointers")
 OWN_DOCUMENTS = "its own documents"  # the text that a store was tuned on by itself
 RESTORE = "restore it from a copy, or build the store anew"
 
@@ -84,9 +86,8 @@ class KnnDefaults:
     they were tuned on.
 
     `gain` is how many nats per token they saved there over the model alone, with its standard error. `adaptive` are the
-    weights of a lam that differs from position to position. `skip_retrieval_above` is the model's log-probability above
-    which nothing is searched, `min_pointers` the number of pointers that replace a search, and `nprobe` the number of
-    lists to search. Each is None if tuning did not try it or found it useless.
+    weights of a lam that differs from position to position, and `nprobe` is the number of lists to search. Each is None
+    if tuning did not try it or found it useless.
 
     `tuned_entries` are the entries that the store had then. Earlier versions did not count them.
     """
@@ -98,8 +99,6 @@ class KnnDefaults:
     gain: float | None = None
     gain_error: float | None = None
     adaptive: Mapping[str, Any] | None = None
-    skip_retrieval_above: float | None = None
-    min_pointers: int | None = None
     nprobe: int | None = None
     tuned_entries: int | None = None
 
@@ -374,7 +373,8 @@ def _decode(content: bytes, path: Path) -> Manifest:
             )
             for segment in body.pop("segments")
         )
-        spec, defaults = _known(StoreSpec, body.pop("spec")), _known(KnnDefaults, body.pop("defaults"))
+        kept = {name: value for name, value in body.pop("defaults").items() if name not in EARLIER_DEFAULTS}
+        spec, defaults = _known(StoreSpec, body.pop("spec")), _known(KnnDefaults, kept)
         if version == 1:
             body["store_id"] = ""
         parsed = {"spec": spec, "segments": segments, "defaults": defaults, "checksum": checksum_of(content)}

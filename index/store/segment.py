@@ -288,11 +288,6 @@ class Segment:
             ):
                 yield document.id
 
-    def successors(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
-        """The rows behind some rows that are live and of the same documents."""
-        nexts = rows[rows + 1 < self.record.entries] + 1
-        return nexts[(self.document_at(nexts) == self.document_at(nexts - 1)) & self.is_live(nexts)]
-
     def problems(self) -> list[str]:
         """Compares every file with its checksum, and all values and spans with the counts. Returns the differences."""
         found = [self._problem_of(name, expected, whole=True) for name, expected in self.record.files.items()]

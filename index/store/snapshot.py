@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, check_range
-from memlm.index.exact import exact_distances
 from memlm.index.factory import FLAT, NO_INDEX
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
@@ -222,14 +221,6 @@ class Snapshot:
                 " datastore with an index"
             )
 
-    def successors(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
-        """The next entries in their documents. The last entry of a document has none."""
-        nexts = [
-            segment.base_id + segment.successors(ids[mask] - segment.base_id)
-            for segment, mask in self._group_by_segment(ids)
-        ]
-        return np.concatenate([ids[:0], *nexts])
-
     def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
         """The ids of live entries of this store among `ids`."""
         return np.concatenate(
@@ -241,13 +232,6 @@ class Snapshot:
                 ),
             ]
         )
-
-    def nearest_among(self, query_1D: Float32[np.ndarray, "1 D"], ids: Int64[np.ndarray, " N"], k: int) -> Neighbors:
-        """The k entries among `ids` that are nearest to one query, by their stored keys."""
-        rows_1N = np.arange(len(ids))[None]
-        distances_1N = exact_distances(self.rounded(query_1D, k), self.keys(ids), rows_1N)
-        nearest = Neighbors(distances_1N, ids[None], self.values(ids)[None])
-        return nearest.take(np.argsort(distances_1N, axis=1, kind="stable")[:, :k])
 
     def values(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
         """The values of entries. Raises NotFound, with the id, for an entry of another store."""

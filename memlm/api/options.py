@@ -36,7 +36,6 @@ class RetrievalOptions(TypedDict, total=False):
     nprobe: int | None
     spalm: bool
     stores: Sequence[str | StoreWeight] | Mapping[str, float]
-    min_pointers: int | None
     loop_guard: bool | None
     exclude_documents: str | Sequence[str] | None
     context_cache: int | None

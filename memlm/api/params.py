@@ -142,8 +142,7 @@ class RetrievalParams:
     A field that is None takes the default of the datastore (of several, the first one's) that `memlm index tune` set.
     Give `store` or `stores`, not both. Without either, all loaded datastores are searched, each with weight 1.
     `use_store=False` uses the model alone. `spalm` mixes the neighbors by the model's trained gate (arXiv 2102.02557)
-    instead of `lam`, or along with `lam` if that is given. `min_pointers` is how many pointers from the last neighbors
-    replace a search (arXiv 2201.12431). 0 always searches. `loop_guard` keeps memory from repeating a run of the last
+    instead of `lam`, or along with `lam` if that is given. `loop_guard` keeps memory from repeating a run of the last
     tokens: None is on in generation. Scoring has none. `exclude_documents` are ids, folders of ids, or globs: the
     answer is that of datastores from which these documents were deleted. `context_cache` is how many of the last
     positions of the text itself are searched too. None is all of them, where `memlm tune-context` found that this helps
@@ -169,13 +168,6 @@ class RetrievalParams:
             panel=RETRIEVAL, default="all", parse=StoreWeight.parse,
         ),
     )  # fmt: skip
-    min_pointers: int | None = field(
-        default=None,
-        metadata=option(
-            "Follow pointers from the last neighbors instead of searching if there are this many. 0 always searches.",
-            panel=RESEARCH,
-        ),
-    )
     loop_guard: bool | None = field(
         default=None,
         metadata=option(
@@ -202,7 +194,6 @@ class RetrievalParams:
         check_range("lam", self.lam, least=0, most=1)
         check_range("knn_temperature", self.knn_temperature, above=0)
         check_range("nprobe", self.nprobe, least=1, whole=True)
-        check_range("min_pointers", self.min_pointers, least=0, whole=True)
         check_range("context_cache", self.context_cache, least=0, most=MAX_CONTEXT_CACHE, whole=True)
         _as_floats(self, "lam", "knn_temperature")
         is_name = self.store is None or isinstance(self.store, str)
@@ -220,7 +211,7 @@ class RetrievalParams:
     @property
     def sets_mixture(self) -> bool:
         """Whether a parameter says how neighbors are found or mixed."""
-        given = (self.k, self.lam, self.knn_temperature, self.nprobe, self.min_pointers, self.loop_guard)
+        given = (self.k, self.lam, self.knn_temperature, self.nprobe, self.loop_guard)
         return self.use_store and (self.spalm or any(each is not None for each in given))
 
     @property

@@ -29,7 +29,6 @@ UNITS = {
     "train index": "entries",
     "try indexes": "indexes",
     "try lists": "settings",
-    "try pointers": "settings",
     "tune": "tokens",
 }
 

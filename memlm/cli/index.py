@@ -374,22 +374,6 @@ def tune(
     texts: options.Texts,
     model: options.Model,
     max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to tune on.")] = 50_000,
-    skip_loss: Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel=RESEARCH,
-            metavar="NATS",
-            help="Do not ask the datastore where that costs no more a token (default: ask).",
-        ),
-    ] = None,
-    pointer_loss: Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel=RESEARCH,
-            metavar="NATS",
-            help="Follow the last neighbors in place of a search where that costs no more a token.",
-        ),
-    ] = None,
     keep_gain: Annotated[
         float | None,
         typer.Option(
@@ -417,10 +401,7 @@ def tune(
         from memlm.model.checkpoint import load_checkpoint
 
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-        report = run(
-            checkpoint, store, documents, max_tokens=max_tokens, skip_loss=skip_loss, pointer_loss=pointer_loss,
-            keep_gain=keep_gain, progress=progress,
-        )  # fmt: skip
+        report = run(checkpoint, store, documents, max_tokens=max_tokens, keep_gain=keep_gain, progress=progress)
     print_tuning(report, json=json)
     if keep_gain is not None and not report.threshold:
         err.print(f"--keep-gain {keep_gain:g} has no effect: {_why_no_threshold(report)}", markup=False)

@@ -265,16 +265,6 @@ def print_tuning(report: Any, *, json: bool) -> None:
             f"lam is 0 below {report.threshold:.3f}, at {report.left_alone:.0%} of positions, and"
             f" {report.gain_left:.0%} of the gain stays"
         )
-    verdict = "kept" if report.skip_kept else "not kept; see --skip-loss"
-    out.print(
-        f"{report.skipped:.0%} of searches could be left out for {report.skip_loss:.4f} nats per token ({verdict})"
-    )
-    verdict = "kept" if report.pointers_kept else "not kept; see --pointer-loss"
-    if report.min_pointers is not None:
-        out.print(
-            f"{report.pointer_share:.0%} of searches could be replaced by {report.min_pointers} or more pointers for"
-            f" {report.pointer_loss:.4f} nats per token ({verdict})"
-        )
     if report.nprobe is not None:
         out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
 
@@ -307,8 +297,6 @@ def facts_of(snapshot: Any) -> dict[str, Any]:
         "gain": defaults.gain,
         "gain_error": defaults.gain_error,
         "adaptive": defaults.adaptive is not None,
-        "skip_retrieval_above": defaults.skip_retrieval_above,
-        "min_pointers": defaults.min_pointers,
         "nprobe": defaults.nprobe,
         "quality": manifest.quality,
     }

@@ -45,7 +45,6 @@ from memlm.model import DecoderState
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.loop_guard import WINDOW
 from memlm.retrieval.own_past import OwnPast, describe_past, mix_memories
-from memlm.retrieval.policy import RetrievalPolicy
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
@@ -77,7 +76,7 @@ class Generation:
         """
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self.adapter, self._begun_s = request, request.adapter, time.perf_counter()
-        self.retriever, self.policy = retriever, retriever.new_policy() if retriever else RetrievalPolicy()
+        self.retriever = retriever
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._lease, self._session, self.past = lease, lease.state if lease else SessionState(), past
         self._is_chat = isinstance(request, ChatRequest)
@@ -164,7 +163,7 @@ class Generation:
         """
         asked = self._request.drafts
         wants_drafts = (self._decoder.reads_alike and self.adapter is None) if asked is None else asked > 0
-        if not wants_drafts or self.own_decoder is not None or self.policy.is_sequential:
+        if not wants_drafts or self.own_decoder is not None:
             return None
         retriever = self.retriever
         gives_drafts = self.needs_retrieval or (retriever is not None and retriever.draft_stores)
@@ -301,8 +300,6 @@ class Generation:
         token_id = sample(logprobs_V, self._sampling, self._context_ids, self._rng)
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)
-        if result is not None:
-            self.policy.observe(result.followed, token_id)
         if self._drafter is not None:
             self._drafter.append(token_id, result)
         token, tokens, reason = None, list[Token](), None

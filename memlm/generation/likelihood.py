@@ -62,10 +62,7 @@ def loglikelihood(
         hidden_ND = hidden_BTD[0, -count:]
         lm_logprobs_NV, found = decoder.logprobs(hidden_ND).cpu(), None
         if retriever is not None:
-            found = retriever.search_in_order(
-                keys_BTD[0, -count:].float().cpu().numpy(), lm_logprobs_NV.amax(dim=1).numpy(), np.asarray(new_ids),
-                retriever.new_policy(),
-            )  # fmt: skip
+            found = retriever.search(keys_BTD[0, -count:].float().cpu().numpy(), lm_logprobs_NV.amax(dim=1).numpy())
             if retriever.gate is not None:
                 mixed_ND = gated(decoder, retriever.gate, hidden_ND.float(), found.neighbors)
                 lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype)).cpu()

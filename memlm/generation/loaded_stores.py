@@ -382,7 +382,7 @@ class LoadedStores:
 
 def check_unused(params: RetrievalParams) -> None:
     """Raises InvalidInput for an option of retrieval that has no effect without a datastore."""
-    for name in ("k", "lam", "knn_temperature", "nprobe", "min_pointers", "spalm", "exclude_documents"):
+    for name in ("k", "lam", "knn_temperature", "nprobe", "spalm", "exclude_documents"):
         if getattr(params, name) not in (None, False, ()):
             raise InvalidInput(
                 f"{name} is set, but no datastore is searched; give one with keys, or leave it out", field=name

@@ -69,7 +69,6 @@ def score_parts(
     empty at first. Yields None after a piece of work without a result. `may_be_partial` is as in `Retriever.search`.
     """
     encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
-    policy = retriever.new_policy() if retriever else None
     for block in blocks_of(windows, at_once):
         for part in encoder.parts(block, hidden=gate is not None or top_logprobs > 0):
             if part is None:
@@ -77,11 +76,9 @@ def score_parts(
                 continue
             targets_N, read = part
             found, share, lm_logprobs_N = None, None, read.logprobs_N
-            if retriever is not None and policy is not None:
-                found = retriever.search_in_order(
-                    read.keys_ND, read.max_logprobs_N, targets_N, policy, may_be_partial=may_be_partial
-                )
-                share = found.share if found.searched_Q.any() else None
+            if retriever is not None:
+                found = retriever.search(read.keys_ND, read.max_logprobs_N, may_be_partial=may_be_partial)
+                share = found.share
                 if gate is not None:
                     lm_logprobs_N = _gated_logprobs(checkpoint, gate, read, found, targets_N)
             if past is not None:

@@ -88,13 +88,11 @@ def _search_stores(
     keys_RD = _as_numpy(torch.cat([each.keys_ND for each in decoded])) if rows_of else None
     for retriever, rows in rows_of.items():
         places = [(decoded[positions[row][0]], positions[row][1]) for row in rows]
-        generations = [each.sequence.generation for each, _ in places]
         try:
             assert keys_RD is not None
             max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
-            policies = [generation.policy for generation in generations]
             views_Q = [views[row] for row in rows]
-            result = retriever.search(keys_RD[rows], max_logprobs_Q, policies, views_Q, may_be_partial=True)
+            result = retriever.search(keys_RD[rows], max_logprobs_Q, views_Q, may_be_partial=True)
             texts = [each.sequence.generation.guarded_ids(place) for each, place in places]
             result = without_repeats(result, texts, retriever.tokens_before)
             if retriever.gate is not None:

@@ -16,7 +16,7 @@ def with_token(
     """
     count, is_prefill = usage.generated_tokens + (token is not None), usage.generated_tokens == 0
     share = usage.searched_share
-    if result is not None and result.searched_Q[0]:
+    if result is not None:
         share = min(1.0 if share is None else share, result.share)
     return replace(
         usage,
@@ -24,7 +24,7 @@ def with_token(
         steps=usage.steps + is_first,
         retrieved_neighbors=usage.retrieved_neighbors
         + (0 if result is None else int((result.neighbors.ids_QK >= 0).sum())),
-        searches=usage.searches + (result is not None and bool(result.searched_Q[0])),
+        searches=usage.searches + (result is not None),
         prefill_ms=usage.prefill_ms + elapsed_ms * is_prefill,
         decode_ms=usage.decode_ms + elapsed_ms * (not is_prefill),
         retrieval_ms=usage.retrieval_ms + (result.took_ms if result is not None and is_first else 0.0),

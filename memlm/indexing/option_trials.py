@@ -1,4 +1,4 @@
-"""Options of a search, tried on held-out text: how many lists are probed, and how many pointers replace a search."""
+"""How many lists a search probes, tried on held-out text."""
 
 from __future__ import annotations
 
@@ -49,41 +49,19 @@ def try_lists(texts: Sequence[EncodedText], retriever: Retriever, progress: Prog
         return None, 0.0
     numbers, nats = sorted({min(nprobe, nlist) for nprobe in PROBES}), list[float]()
     for done, nprobe in enumerate(numbers, start=1):
-        nats.append(_evaluate(texts, replace(retriever, nprobe=nprobe))[0])
+        nats.append(_evaluate(texts, replace(retriever, nprobe=nprobe)))
         progress("try lists", done, len(numbers))
     fewest = next(place for place, each in enumerate(nats) if each <= nats[-1] + WORTH_MORE_LISTS)
     return numbers[fewest], nats[fewest] - nats[-1]
 
 
-def try_pointers(
-    texts: Sequence[EncodedText], retriever: Retriever, most_loss: float, progress: Progress
-) -> tuple[int | None, float, float]:
-    """Finds the number of pointers that saves most searches for at most `most_loss` nats per token
-    (experimental, see `memlm.retrieval.pointers`). Positions are searched one by one, which takes long.
-
-    Returns the number (None if none saves any), the share of searches that it saves, and its loss.
-    """
-    nats_without, _ = _evaluate(texts, retriever)
-    best: tuple[int | None, float, float] = (None, 0.0, 0.0)
-    numbers = [2**power for power in range(retriever.k.bit_length())]
-    for done, min_pointers in enumerate(reversed(numbers), start=1):
-        nats, searched = _evaluate(texts, replace(retriever, min_pointers=min_pointers))
-        progress("try pointers", done, len(numbers))
-        if nats - nats_without > most_loss:  # fewer pointers lose more
-            progress("try pointers", len(numbers), len(numbers))
-            break
-        if 1 - searched > best[1]:
-            best = min_pointers, 1 - searched, nats - nats_without
-    return best
-
-
-def _evaluate(texts: Sequence[EncodedText], retriever: Retriever) -> tuple[float, float]:
-    """Returns nats per token, and the share of positions that an index was searched for."""
-    nats, searches, count = 0.0, 0, 0
+def _evaluate(texts: Sequence[EncodedText], retriever: Retriever) -> float:
+    """Returns nats per token."""
+    nats, count = 0.0, 0
     for text in texts:
-        result = retriever.search_in_order(text.keys_ND, text.max_logprobs_N, text.targets_N, retriever.new_policy())
+        result = retriever.search(text.keys_ND, text.max_logprobs_N)
         knn_N = target_logprobs(result.logweights_QK, result.neighbors.values_QK, text.targets_N)
         found_N = (result.neighbors.ids_QK >= 0).any(axis=1)
         nats -= float(mix_targets(text.lm_logprobs_N, knn_N, found_N, result.lams_Q).sum(dtype=np.float64))
-        searches, count = searches + int(result.searched_Q.sum()), count + len(text.targets_N)
-    return nats / count, searches / count
+        count += len(text.targets_N)
+    return nats / count

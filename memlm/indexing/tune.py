@@ -34,19 +34,17 @@ from memlm.indexing.fitting import (
     nats_of,
     sharpened,
 )
-from memlm.indexing.option_trials import EncodedText, try_lists, try_pointers
+from memlm.indexing.option_trials import EncodedText, try_lists
 from memlm.indexing.passages import sample_prompts
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, text_windows
 from memlm.retrieval.retriever import Retriever
-from memlm.retrieval.skipping import find_skip_threshold
 from memlm.retrieval.store import ModelStore
 
 LARGEST_K = 512
-SHOWN_LOSS = 0.001  # nats per token that skipping is reported for, if no loss is allowed
 RETRIEVE_LISTS = 64  # are searched at least for the neighbors that everything is chosen from
-TRIAL_TOKENS = 8192  # of the text, on which lists and pointers are tried
+TRIAL_TOKENS = 8192  # of the text, on which lists are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +53,7 @@ class TuneReport:
     (`knn_nats`), and with an adaptive λ on text that it was not fitted to (`adaptive_nats`). `gain` is over the model
     alone, `adaptive_gain` over one λ.
 
-    Nothing is searched at the share `skipped` of positions, for `skip_loss` nats per token: those where the model's
-    largest log-probability is `skip_retrieval_above` or more. At least `min_pointers` pointers replace the share
-    `pointer_share` of searches, for `pointer_loss`. `nprobe` lists lose `nprobe_loss` nats against the most that were
-    tried (None for a store without lists).
+    `nprobe` lists lose `nprobe_loss` nats against the most that were tried (None for a store without lists).
 
     λ is 0 below `threshold`, which is the case at the share `left_alone` of positions, and the share `gain_left` of
     the gain with an adaptive λ over the model alone stays. The threshold is 0 where none was asked for or found.
@@ -76,14 +71,6 @@ class TuneReport:
     adaptive_gain: float
     adaptive_gain_error: float
     adaptive_kept: bool
-    skipped: float
-    skip_loss: float
-    skip_retrieval_above: float | None
-    skip_kept: bool
-    min_pointers: int | None
-    pointer_share: float
-    pointer_loss: float
-    pointers_kept: bool
     nprobe: int | None
     nprobe_loss: float
     threshold: float
@@ -99,19 +86,16 @@ def tune(
     *,
     max_tokens: int = 50_000,
     largest_k: int = LARGEST_K,
-    skip_loss: float | None = None,
-    pointer_loss: float | None = None,
     keep_gain: float | None = None,
     progress: Progress = silent,
 ) -> TuneReport:
     """Tunes a datastore on text that neither it nor the model has seen, and keeps the result as the store's defaults.
 
     Reads at most `max_tokens` tokens, and pieces of the store's documents. Keeps an adaptive λ if it costs these tokens
-    at most half a percent over the model alone, and 3 % over one λ. With `skip_loss`, keeps a threshold above which
-    nothing is searched, and with `pointer_loss` a number of pointers that replace a search, if each costs at most so
-    many nats per token. With `keep_gain`, an adaptive λ is 0 below the largest threshold that keeps this share of its
-    gain over the model alone, so that text of other domains is left to the model. Raises InvalidInput for texts without
-    a token and for a store without entries, and Incompatible for one without keys.
+    at most half a percent over the model alone, and 3 % over one λ. With `keep_gain`, an adaptive λ is 0 below the
+    largest threshold that keeps this share of its gain over the model alone, so that text of other domains is left to
+    the model. Raises InvalidInput for texts without a token and for a store without entries, and Incompatible for one
+    without keys.
     """
     check_range("keep_gain", keep_gain, above=0, most=1)
     texts = corpus_of(texts)
@@ -129,16 +113,10 @@ def tune(
         own = _own_text(model_store, checkpoint, start.k, progress)
         k, temperature, lam = grid_search(evidence, start.temperature, own)
         tuned_on = texts.label + f" ({len(evidence.lm_logprobs_Q)} tokens)"
-        report, adaptive = _fit_adaptive(evidence, own, k, temperature, lam, skip_loss, keep_gain, tuned_on)
-        chosen = replace(start, k=k, lam=lam, temperature=temperature, skip_retrieval_above=None, min_pointers=None)
+        report, adaptive = _fit_adaptive(evidence, own, k, temperature, lam, keep_gain, tuned_on)
+        chosen = replace(start, k=k, lam=lam, temperature=temperature)
         nprobe, nprobe_loss = try_lists(evidence.texts, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=nprobe_loss)
-        if pointer_loss is not None and datastore.snapshot.has_keys:
-            chosen = replace(chosen, nprobe=nprobe, adaptive=adaptive if report.adaptive_kept else None)
-            number, share, loss = try_pointers(evidence.texts, chosen, pointer_loss, progress)
-            report = replace(
-                report, min_pointers=number, pointer_share=share, pointer_loss=loss, pointers_kept=number is not None
-            )
         datastore.save_defaults(
             KnnDefaults(
                 k=k,
@@ -148,8 +126,6 @@ def tune(
                 gain=report.gain,
                 gain_error=report.gain_error,
                 adaptive=asdict(adaptive) if report.adaptive_kept else None,
-                skip_retrieval_above=report.skip_retrieval_above if report.skip_kept else None,
-                min_pointers=report.min_pointers if report.pointers_kept else None,
                 nprobe=nprobe,
                 tuned_entries=datastore.snapshot.num_entries,
             )
@@ -163,19 +139,15 @@ def _fit_adaptive(
     k: int,
     temperature: float,
     lam: float,
-    skip_loss: float | None,
     keep_gain: float | None,
     tuned_on: str,
 ) -> tuple[TuneReport, AdaptiveLam]:
-    """Fits an adaptive λ, and evaluates it, one λ, and skipping."""
+    """Fits an adaptive λ, and evaluates it and one λ."""
     new = Trial.of(evidence, k, temperature)
     fitted = fit_lam(new, None if own is None else Trial.of(own, k, temperature), lam)
     lm_Q, fixed_Q, adapted_Q, kept = new.lm_Q, new.mixed(lam), fitted.mixed_Q, fitted.kept
     gain, gain_error = gain_of(fixed_Q, lm_Q, evidence.windows_Q)
     adaptive_gain, adaptive_gain_error = gain_of(adapted_Q, fixed_Q, evidence.windows_Q)
-    threshold, share, loss = find_skip_threshold(
-        lm_Q, adapted_Q if kept else fixed_Q, evidence.max_logprobs_Q, skip_loss or SHOWN_LOSS
-    )
     adaptive, found = sharpened(fitted.adaptive, evidence, k, temperature), (0.0, 0.0, 1.0)
     if kept and keep_gain is not None:
         found = find_threshold(Trial.of(evidence, k, temperature, adaptive), adaptive, keep_gain)
@@ -193,14 +165,6 @@ def _fit_adaptive(
         adaptive_gain=adaptive_gain,
         adaptive_gain_error=adaptive_gain_error,
         adaptive_kept=kept,
-        skipped=share,
-        skip_loss=loss,
-        skip_retrieval_above=threshold,
-        skip_kept=skip_loss is not None and threshold is not None,
-        min_pointers=None,
-        pointer_share=0.0,
-        pointer_loss=0.0,
-        pointers_kept=False,
         nprobe=None,
         nprobe_loss=0.0,
         threshold=found[0],

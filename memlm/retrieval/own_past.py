@@ -85,7 +85,7 @@ class ContextSettings:
             features_QF = features_of(found, logweights_QK, self.temperature, max_logprobs_Q)
             lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
         stores_QK = np.full_like(found.ids_QK, OWN_PAST)
-        return RetrievalResult(found, logweights_QK, lams_Q, stores_QK, np.ones(len(lams_Q), bool))
+        return RetrievalResult(found, logweights_QK, lams_Q, stores_QK)
 
 
 class OwnPast:

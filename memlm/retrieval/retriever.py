@@ -27,17 +27,11 @@ from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
 from memlm.retrieval.passages import SHORTEST_PASSAGE, Passage
-from memlm.retrieval.pointers import Pointers, check_pointers
-from memlm.retrieval.policy import RetrievalPolicy, Shortcut
 from memlm.retrieval.result import RetrievalResult
-from memlm.retrieval.skipping import SkipConfident
 from memlm.retrieval.store import ModelStore, check_sums
 
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
-
-# Takes the number of a store and the numbers of R keys. Returns their neighbors.
-_Find: TypeAlias = Callable[[int, np.ndarray], Neighbors]
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -45,7 +39,7 @@ class Retriever:
     """Datastores and how to search them: k neighbors, softmax temperature, λ, and optionally a gate (SPALM).
 
     Retrievers are compared by identity: sequences of one batch that share a retriever share a search. `settings` are
-    equal for two that would give equal results. `new_policy` gives a sequence its own state.
+    equal for two that would give equal results.
 
     `draft_stores` have no keys: they give passages and never neighbors. Without other `stores`, nothing is retrieved.
     `views` are those of `stores`, and behind them those of `draft_stores`.
@@ -64,8 +58,6 @@ class Retriever:
     nprobe: int | None
     gate: SpalmGate | None = None
     adaptive: AdaptiveLam | None = None
-    skip_retrieval_above: float | None = None
-    min_pointers: int | None = None
     draft_stores: tuple[ModelStore, ...] = ()
     sums: bool = False
     exclusion: Exclusion | None = None
@@ -73,11 +65,11 @@ class Retriever:
 
     @classmethod
     def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
-        """Settings that the request leaves open come from the defaults of the first store with keys. Adaptive λ,
-        skipping and pointers apply only to a request that searches one store and sets none of k, λ and temperature.
+        """Settings that the request leaves open come from the defaults of the first store with keys. An adaptive λ
+        applies only to a request that searches one store and sets none of k, λ and temperature.
 
-        Documents are excluded by `excluding`. Raises InvalidInput for `min_pointers` with several stores, or with one
-        that was built without keeping its keys, for a weight of a store without keys, and for what sums cannot serve.
+        Documents are excluded by `excluding`. Raises InvalidInput for a weight of a store without keys, and for what
+        sums cannot serve.
         """
         weight_of = {each.name: each.weight for each in params.stores}
         draft_stores = tuple(store for store in stores if store.snapshot.drafts_only)
@@ -94,13 +86,8 @@ class Retriever:
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
         as_tuned = len(stores) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
         adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
-        min_pointers = defaults.min_pointers if as_tuned and first.snapshot.has_keys else None
-        if params.min_pointers is not None:
-            min_pointers = params.min_pointers or None
-        if params.min_pointers:
-            check_pointers(stores)
         if sums := any(store.search_sums is not None for store in stores):
-            check_sums(params, defaults.temperature, adapts=adaptive is not None, follows=bool(min_pointers))
+            check_sums(params, defaults.temperature, adapts=adaptive is not None)
         return cls(
             stores=tuple(stores),
             weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
@@ -110,8 +97,6 @@ class Retriever:
             nprobe=defaults.nprobe if params.nprobe is None else params.nprobe,
             gate=load_gate(first.model_folder) if params.spalm else None,
             adaptive=adaptive,
-            skip_retrieval_above=defaults.skip_retrieval_above if as_tuned else None,
-            min_pointers=min_pointers,
             draft_stores=draft_stores,
             sums=sums,
         )
@@ -165,23 +150,13 @@ class Retriever:
 
     @property
     def needs_max_logprob(self) -> bool:
-        """Whether λ or the policy depends on the model's largest log-probability."""
-        return self.adaptive is not None or self.skip_retrieval_above is not None
-
-    def new_policy(self) -> RetrievalPolicy:
-        """Returns the state that one sequence keeps between its searches."""
-        shortcuts = list[Shortcut]()
-        if self.skip_retrieval_above is not None:
-            shortcuts.append(SkipConfident(self.skip_retrieval_above, k=self.k))
-        if self.min_pointers:
-            shortcuts.append(Pointers(lambda: self.views[0], k=self.k, min_pointers=self.min_pointers))
-        return RetrievalPolicy(shortcuts)
+        """Whether λ depends on the model's largest log-probability."""
+        return self.adaptive is not None
 
     def search(
         self,
         keys_QD: Float32[np.ndarray, "Q D"],
         max_logprobs_Q: Float32[np.ndarray, " Q"] | None = None,
-        policies: Sequence[RetrievalPolicy] = (),
         views: Sequence[tuple[Snapshot, ...]] = (),
         only: DocumentFilter | None = None,
         *,
@@ -189,26 +164,25 @@ class Retriever:
     ) -> RetrievalResult:
         """Finds the neighbors of Q keys and weighs them.
 
-        `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `policies`,
-        one for each key, may replace its search. `views`, one for each key, are those of the retriever that it is for.
-        `only` chooses documents of equal views. Raises Unavailable where a shard of a store does not answer, unless its
-        shards may be missing and the result `may_be_partial`, because the caller tells of it.
+        `max_logprobs_Q` are the model's largest log-probabilities. Without them λ does not adapt. `views`, one for each
+        key, are those of the retriever that it is for. `only` chooses documents of equal views. Raises Unavailable
+        where a shard of a store does not answer, unless its shards may be missing and the result `may_be_partial`,
+        because the caller tells of it.
         """
         begin_s = time.perf_counter()
-        views = views or [self.views] * len(keys_QD)
-        views_SQ = [[views_of_key[number] for views_of_key in views] for number in range(len(self.stores))]
-
-        def find(number: int, rows_R: Int64[np.ndarray, " R"]) -> Neighbors:
-            views_R = [views_SQ[number][row] for row in rows_R.tolist()]
-            temperature = self.temperature if self.sums else None
-            return self.stores[number].search(
-                views_R, keys_QD[rows_R], self.k, nprobe=self.nprobe, only=only, temperature=temperature
+        views, temperature = views or [self.views] * len(keys_QD), self.temperature if self.sums else None
+        found = [
+            store.search(
+                [each[number] for each in views],
+                keys_QD,
+                self.k,
+                nprobe=self.nprobe,
+                only=only,
+                temperature=temperature,
             )
-
-        if len(self.stores) == 1:
-            result = self._search_one(keys_QD, max_logprobs_Q, policies, find)
-        else:
-            result = self._union(len(keys_QD), find)
+            for number, store in enumerate(self.stores)
+        ]
+        result = self._weighed(found[0], max_logprobs_Q) if len(found) == 1 else self._union(found)
         self._count(result)
         if result.share < 1 and not may_be_partial:
             raise Unavailable(
@@ -216,28 +190,6 @@ class Retriever:
                 " searched; this answer has no place to say so: try again in a moment"
             )
         return replace(result, took_ms=1000 * (time.perf_counter() - begin_s))
-
-    def search_in_order(
-        self,
-        keys_ND: Float32[np.ndarray, "N D"],
-        max_logprobs_N: Float32[np.ndarray, " N"],
-        targets_N: Int64[np.ndarray, " N"],
-        policy: RetrievalPolicy,
-        *,
-        may_be_partial: bool = False,
-    ) -> RetrievalResult:
-        """Retrieves for consecutive positions of one text, each followed by its target: at once, if the policy allows.
-
-        The policy keeps its state for the positions behind them. Raises as `search`.
-        """
-        if not policy.is_sequential:
-            return self.search(keys_ND, max_logprobs_N, [policy] * len(keys_ND), may_be_partial=may_be_partial)
-        rows = []
-        for position, target in enumerate(targets_N.tolist()):
-            one = slice(position, position + 1)
-            rows.append(self.search(keys_ND[one], max_logprobs_N[one], [policy], may_be_partial=may_be_partial))
-            policy.observe(rows[-1].followed, target)
-        return RetrievalResult.joined(rows)
 
     def tokens_before(
         self, ids_E: Int64[np.ndarray, " E"], stores_E: Int64[np.ndarray, " E"], count: int
@@ -294,36 +246,10 @@ class Retriever:
             described |= dict(zip(columns.tolist(), neighbors, strict=True))
         return described
 
-    def _search_one(
-        self,
-        keys_QD: Float32[np.ndarray, "Q D"],
-        max_logprobs_Q: Float32[np.ndarray, " Q"] | None,
-        policies: Sequence[RetrievalPolicy],
-        find: _Find,
-    ) -> RetrievalResult:
-        """Searches the only store for the keys that have no shortcut."""
-        searched_Q = np.ones(len(keys_QD), bool)
-        shortcuts: dict[int, Neighbors] = {}
-        for row, policy in enumerate(policies):
-            max_logprob = -np.inf if max_logprobs_Q is None else float(max_logprobs_Q[row])
-            if (found := policy.without_search(keys_QD[row : row + 1], max_logprob)) is not None:
-                shortcuts[row], searched_Q[row] = found, False
-        if not shortcuts:
-            neighbors = find(0, np.arange(len(keys_QD)))
-            shares_Q = neighbors.shares_Q
-        else:
-            neighbors, shares_Q = Neighbors.none(len(keys_QD), self.k), None
-            for row, found in shortcuts.items():
-                neighbors.put(np.array([row]), found)
-            if len(rows_R := np.flatnonzero(searched_Q)):
-                searched = find(0, rows_R)
-                neighbors.put(rows_R, searched)
-                if searched.shares_Q is not None:
-                    shares_Q = np.ones(len(keys_QD))
-                    shares_Q[rows_R] = searched.shares_Q
-        logweights_QK, lams_Q = self.weigh(neighbors, max_logprobs_Q)
-        stores_QK = np.zeros_like(neighbors.ids_QK)
-        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
+    def _weighed(self, found: Neighbors, max_logprobs_Q: Float32[np.ndarray, " Q"] | None) -> RetrievalResult:
+        """The neighbors in the only store."""
+        logweights_QK, lams_Q = self.weigh(found, max_logprobs_Q)
+        return RetrievalResult(found, logweights_QK, lams_Q, np.zeros_like(found.ids_QK), shares_Q=found.shares_Q)
 
     def weigh(
         self, neighbors: Neighbors, max_logprobs_Q: Float32[np.ndarray, " Q"] | None
@@ -340,11 +266,10 @@ class Retriever:
         features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
         return logweights_QK, self.adaptive.lams(features_QF).astype(np.float64)
 
-    def _union(self, num_keys: int, find: _Find) -> RetrievalResult:
+    def _union(self, parts: Sequence[Neighbors]) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        parts = [find(number, np.arange(num_keys)) for number in range(len(self.stores))]
         shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
@@ -361,8 +286,8 @@ class Retriever:
         neighbors = Neighbors(distances_QK, ids_QK, values_QK)
         partial = [part.shares_Q for part in parts if part.shares_Q is not None]
         shares_Q = np.minimum.reduce(partial) if partial else None
-        lams_Q, searched_Q = np.full(num_keys, self.lam), np.ones(num_keys, bool)
-        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, searched_Q, shares_Q=shares_Q)
+        lams_Q = np.full(len(order_QK), self.lam)
+        return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, shares_Q=shares_Q)
 
     def _count(self, result: RetrievalResult) -> None:
         """Counts the contexts of each store, with its weights in their mixtures."""

@@ -320,13 +320,12 @@ class ModelStore:
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
 
 
-def check_sums(params: RetrievalParams, temperature: float, *, adapts: bool, follows: bool) -> None:
+def check_sums(params: RetrievalParams, temperature: float, *, adapts: bool) -> None:
     """Raises InvalidInput for what needs each neighbor, where shards answer sums, and for a temperature whose sums are
-    no numbers. `temperature` is that of a request without one, which `adapts` λ or `follows` pointers.
+    no numbers. `temperature` is that of a request without one, which `adapts` λ.
     """
     for name, is_asked, problem in (
         ("spalm", params.spalm, "the gate weighs each neighbor; leave spalm out"),
-        ("min_pointers", follows, "pointers follow neighbors; give min_pointers 0"),
         ("lam", adapts, "the datastore was tuned with a lam that adapts to their distances; give a lam"),
     ):
         if is_asked:

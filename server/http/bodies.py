@@ -110,7 +110,6 @@ MEMORY = _object(
         "knn_temperature": _number("Temperature of the softmax over squared distances. Above 0."),
         "nprobe": _whole("Inverted lists to search.", 1),
         "spalm": _switch("Mix by the model's trained gate."),
-        "min_pointers": _whole("Follow pointers in place of a search where there are this many. 0: always search."),
         "loop_guard": _switch("Keep memory from repeating a run of the last tokens."),
         "exclude_documents": {
             "type": "array",

@@ -78,7 +78,7 @@ def test_help_begins_with_what_every_call_needs_and_ends_with_research() -> None
         assert len(panels) == len(set(panels))
         if "Model" in panels:
             assert panels.index("Model") <= 2, words
-        for option in ("--spalm", "--min-pointers", "--extended-attention", "--attention-window"):
+        for option in ("--spalm", "--nprobe", "--extended-attention", "--attention-window"):
             assert option not in shown.partition(f"─ {RESEARCH} ─")[0], words
 
 

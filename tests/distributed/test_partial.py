@@ -187,19 +187,6 @@ def test_a_text_that_lost_a_shard_on_its_way_tells_the_smallest_share(checkpoint
             assert 0 < stream.finished.usage.searched_share < 1
 
 
-def test_pointers_do_not_go_on_from_a_partial_search(checkpoint, halves):
-    """Or later tokens would be of a part of the store, and nothing would tell it."""
-    options = {**OPTIONS, "min_pointers": 1, "drafts": 0}
-    with ExitStack() as held, served(halves, 1, 2) as first:
-        second = held.enter_context(served(halves, 2, 2))
-        with LanguageModel(checkpoint, [halves], shards=[first, second], partial=True) as lm:
-            assert lm.generate("the quick", **options).result().finished.usage.searches < 12
-            held.close()
-            usage = lm.generate("the quick", **options).result().finished.usage
-            assert usage.searches == 12
-            assert usage.searched_share < 1
-
-
 def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folder, halves):
     with shard_processes(halves, tmp_path, "1/2", "2/2") as shards:
         options = [word for each in shards for word in ("--shard", each.address)]

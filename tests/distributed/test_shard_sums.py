@@ -265,7 +265,6 @@ def test_what_needs_neighbors_is_refused_by_name(checkpoint, halves):
     with two_models(checkpoint, [halves], halves) as (alone, lm):
         for field, options in (
             ("neighbors", {"neighbors": 1}),
-            ("min_pointers", {"min_pointers": 1}),
             ("spalm", {"spalm": True}),
             ("knn_temperature", {"knn_temperature": 1e-13}),
             ("knn_temperature", {"knn_temperature": 1e13}),
@@ -279,21 +278,17 @@ def test_what_needs_neighbors_is_refused_by_name(checkpoint, halves):
         assert lm.search(None, "the quick", k=3) == alone.search(None, "the quick", k=3)
 
 
-def test_a_lam_that_adapts_or_pointers_as_tuned_are_refused(checkpoint, halves):
+def test_a_lam_that_adapts_as_tuned_is_refused(checkpoint, halves):
     adaptive = asdict(AdaptiveLam(0.2, (-0.1, 0.2, 0.3, 0.1, 0.2), (0.0,) * 5, (1.0,) * 5))
-    for field, tuned, remedy in (
-        ("lam", {"adaptive": adaptive}, {"lam": 0.3}),
-        ("min_pointers", {"min_pointers": 4}, {"min_pointers": 0}),
-    ):
-        with Datastore.open(halves) as store:
-            store.save_defaults(replace(store.manifest.defaults, **{"adaptive": None, "min_pointers": None, **tuned}))
-        with two_models(checkpoint, [halves], halves) as (_, lm):
-            for ask in (lambda lm=lm: lm.score("the quick"), lambda lm=lm: lm.generate("the quick", **OPTIONS)):
-                with pytest.raises(InvalidInput, match=f"give (a )?{field}") as raised:
-                    ask()
-                assert raised.value.field == field
-            assert lm.score("the quick", **remedy).nll
-            assert lm.generate("the quick", **OPTIONS, **remedy).result().text
+    with Datastore.open(halves) as store:
+        store.save_defaults(replace(store.manifest.defaults, adaptive=adaptive))
+    with two_models(checkpoint, [halves], halves) as (_, lm):
+        for ask in (lambda lm=lm: lm.score("the quick"), lambda lm=lm: lm.generate("the quick", **OPTIONS)):
+            with pytest.raises(InvalidInput, match="give a lam") as raised:
+                ask()
+            assert raised.value.field == "lam"
+        assert lm.score("the quick", lam=0.3).nll
+        assert lm.generate("the quick", **OPTIONS, lam=0.3).result().text
 
 
 def test_the_loop_guard_drops_the_whole_sum_of_a_token(checkpoint, halves):

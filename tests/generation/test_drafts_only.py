@@ -163,7 +163,7 @@ def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
     ):
         with pytest.raises(Incompatible, match=r"has no keys .* passages and search by words"):
             work()
-    for name, value in (("k", 4), ("lam", 0.5), ("knn_temperature", 1.0), ("min_pointers", 2), ("spalm", True)):
+    for name, value in (("k", 4), ("lam", 0.5), ("knn_temperature", 1.0), ("spalm", True)):
         with pytest.raises(InvalidInput, match=f"{name} is set, but no datastore is searched"):
             written(lm, **{name: value})
     with pytest.raises(InvalidInput, match="'drafts' has no keys, so it is not mixed in and has no weight"):

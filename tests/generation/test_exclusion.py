@@ -24,7 +24,6 @@ from memlm.retrieval.adaptive import AdaptiveLam
 PROMPT = "the memory of a model can"
 ASK = {"k": 12, "lam": 0.6, "knn_temperature": 3.0, "neighbors": 6, "top_logprobs": 3, "max_tokens": 16, "seed": 5}
 ADAPTIVE = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
-UNTUNED = {"adaptive": None, "skip_retrieval_above": None, "min_pointers": None}
 GONE = ("doc-5.txt", "doc-6.txt")
 KINDS = {"flat": "Flat", "lists": "IVF4,SQfp16", "codes": "IVF4,SQ8"}
 
@@ -55,8 +54,7 @@ def tokens_of(lm: LanguageModel, prompt: str = PROMPT, **options: Any) -> list:
     [
         {},
         {"temperature": 0},
-        {"min_pointers": 1},
-        {"min_pointers": 3, "loop_guard": False},
+        {"loop_guard": False},
         {"k": 2000},
         {"lam": 0},
         {"lam": None, "k": None, "knn_temperature": None},
@@ -77,31 +75,27 @@ def test_a_generation_is_that_of_a_datastore_without_the_documents(pair, options
 def test_a_score_is_that_of_a_datastore_without_the_documents(pair, corpus_folder):
     lm, twin = pair
     text, retrieval = (corpus_folder / "doc-5.txt").read_text()[:600], {"k": 12, "lam": 0.6, "knn_temperature": 3.0}
-    for options in ({}, {"min_pointers": 2}):
-        asked = {**retrieval, **options}
-        expected = twin.score(text, token_scores=True, **asked)
-        assert lm.score(text, token_scores=True, exclude_documents=GONE, **asked) == expected
-        assert lm.score(text, token_scores=True, **asked) != expected
+    expected = twin.score(text, token_scores=True, **retrieval)
+    assert lm.score(text, token_scores=True, exclude_documents=GONE, **retrieval) == expected
+    assert lm.score(text, token_scores=True, **retrieval) != expected
     assert lm.loglikelihood(PROMPT, text[:60], exclude_documents=GONE, **retrieval) == twin.loglikelihood(
         PROMPT, text[:60], **retrieval
     )
 
 
-def test_what_tuning_kept_takes_the_documents_for_deleted(pair):
-    """λ that adapts, positions that are not searched, and pointers, each as default of the datastore."""
+def test_an_adaptive_lam_takes_the_documents_for_deleted(pair):
     asked = {"k": None, "lam": None, "knn_temperature": None}
-    for kept in ({"adaptive": asdict(ADAPTIVE)}, {"skip_retrieval_above": -1.0}, {"min_pointers": 1}):
-        for each in pair:
-            datastore = each.engine.stores.model_store().datastore
-            defaults = replace(datastore.snapshot.defaults, k=12, lam=0.6, temperature=3.0)
-            datastore.save_defaults(replace(defaults, **{**UNTUNED, **kept}))
-        lm, twin = pair
-        expected = tokens_of(twin, **asked)
-        assert tokens_of(lm, exclude_documents=GONE, **asked) == expected
-        assert tokens_of(lm, **asked) != expected
     for each in pair:
         datastore = each.engine.stores.model_store().datastore
-        datastore.save_defaults(replace(datastore.snapshot.defaults, **UNTUNED))
+        defaults = replace(datastore.snapshot.defaults, k=12, lam=0.6, temperature=3.0, adaptive=asdict(ADAPTIVE))
+        datastore.save_defaults(defaults)
+    lm, twin = pair
+    expected = tokens_of(twin, **asked)
+    assert tokens_of(lm, exclude_documents=GONE, **asked) == expected
+    assert tokens_of(lm, **asked) != expected
+    for each in pair:
+        datastore = each.engine.stores.model_store().datastore
+        datastore.save_defaults(replace(datastore.snapshot.defaults, adaptive=None))
 
 
 def test_exclusions_of_one_request_are_of_no_other(pair):
@@ -109,20 +103,15 @@ def test_exclusions_of_one_request_are_of_no_other(pair):
     lm, twin = pair
     asked = [{}, {"exclude_documents": GONE}, {"exclude_documents": ("*",)}, {}, {"exclude_documents": GONE}]
     batch = Batch(lm.checkpoint, max_sequences=5)
-    sequences = [
-        add(batch, start(lm, GenerateRequest.of(PROMPT, {**ASK, **options, "min_pointers": number % 2})))
-        for number, options in enumerate(asked)
-    ]
+    sequences = [add(batch, start(lm, GenerateRequest.of(PROMPT, {**ASK, **options}))) for options in asked]
     found: dict[Any, list] = {each: [] for each in sequences}
     while len(batch):
         for sequence in batch.step():
             assert sequence.failure is None
             found[sequence] += sequence.tokens
-    for number, (options, tokens) in enumerate(zip(asked, found.values(), strict=True)):
+    for options, tokens in zip(asked, found.values(), strict=True):
         asks_twin = options.get("exclude_documents") == GONE
-        alone = (
-            tokens_of(twin, min_pointers=number % 2) if asks_twin else tokens_of(lm, min_pointers=number % 2, **options)
-        )
+        alone = tokens_of(twin) if asks_twin else tokens_of(lm, **options)
         assert [(each.id, [near.document_id for near in each.neighbors]) for each in tokens] == [
             (each.id, [near.document_id for near in each.neighbors]) for each in alone
         ]
@@ -177,7 +166,7 @@ def test_a_generation_excludes_whatever_happens_to_the_datastore(model_folder, c
         with load(model_folder, [folder]) as lm:
             if not excluded:
                 lm.delete_documents(GONE)
-            options = {**ASK, "exclude_documents": excluded, "min_pointers": 1, "nprobe": 4}
+            options = {**ASK, "exclude_documents": excluded, "nprobe": 4}
             batch = Batch(lm.checkpoint, max_sequences=1)
             sequence, tokens = add(batch, start(lm, GenerateRequest.of(PROMPT, options))), list[Any]()
             for number in range(16):

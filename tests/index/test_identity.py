@@ -74,6 +74,20 @@ def test_a_store_has_an_id_that_stays_and_that_current_names(tmp_path: Path) -> 
     assert (live / "CURRENT").read_text().split()[2] == first.store_id
 
 
+def test_settings_of_earlier_versions_are_left_behind(tmp_path: Path) -> None:
+    """Each version before wrote them into every store, and some were tuned."""
+    live, _ = two_stores(tmp_path)
+    kept = read_manifest(live).defaults
+    for skip_retrieval_above, min_pointers in ((None, None), (-0.25, 4)):
+        earlier = {"skip_retrieval_above": skip_retrieval_above, "min_pointers": min_pointers}
+        rewritten(live, lambda body, earlier=earlier: body["defaults"].update(earlier))
+        with Datastore.open(live) as store:
+            assert store.snapshot.defaults == kept
+            assert store.search(A.keys_ND[:1], 1, nprobe=4).ids_QK.min() >= 0
+    add(live, B)
+    assert not {*earlier} & {*read_signed((live / read_manifest(live).name).read_bytes())["defaults"]}
+
+
 def put_in_its_place(live: Path, other: Path) -> None:
     live.rename(live.with_name("old"))
     shutil.copytree(other, live)

@@ -1,4 +1,4 @@
-"""A lam that adapts, and a memory that is not always asked: fitted, judged on other text, and used alike everywhere."""
+"""A lam that adapts: fitted, judged on other text, and used alike everywhere."""
 
 import math
 import shutil
@@ -16,7 +16,6 @@ from memlm.language_model import load
 from memlm.retrieval.adaptive import LEAST, AdaptiveLam, features_of, fit
 from memlm.retrieval.interpolation import neighbor_logweights
 from memlm.retrieval.retriever import Retriever
-from memlm.retrieval.skipping import find_skip_threshold
 from memlm.retrieval.store import ModelStore
 
 LAM = AdaptiveLam(0.3, (-0.5, 0.2, 1.5, 0.1, -0.7), (1.0, 0.5, 0.5, 1.0, -1.0), (0.5, 0.5, 0.3, 0.5, 0.8))
@@ -203,7 +202,7 @@ def test_a_lam_that_fits_noise_is_not_kept():
         found,
         np.repeat(rng.random((60, 1)) < 0.4, 4, axis=1),
     )
-    report, _ = _fit_adaptive(evidence, None, 4, 1.0, 0.3, None, 0.9, "noise")
+    report, _ = _fit_adaptive(evidence, None, 4, 1.0, 0.3, 0.9, "noise")
     assert report.adaptive_gain < 0  # fitted and judged on the same half, it would seem to be of use
     assert not report.adaptive_kept
     assert report.threshold == 0
@@ -218,32 +217,14 @@ def test_the_gains_error_counts_windows_and_not_tokens():
     assert error == pytest.approx(saved_Q[::25].std(ddof=1) / math.sqrt(40), rel=1e-6)
 
 
-@pytest.mark.parametrize("most_loss", [0.0, 0.002, 0.01, 10.0])
-def test_what_may_be_skipped_is_what_trying_every_threshold_finds(most_loss):
-    rng = np.random.default_rng(3)
-    max_logprobs_Q = -rng.exponential(size=300).astype(np.float32).round(2)
-    lm_Q = np.exp(max_logprobs_Q.astype(np.float64)) * rng.uniform(0.2, 1, 300)
-    mixed_Q = lm_Q * np.exp(rng.normal(0.02, 0.1, 300) - 0.2 * max_logprobs_Q)
-    threshold, share, loss = find_skip_threshold(lm_Q, mixed_Q, max_logprobs_Q, most_loss)
-    lost = {t: float((np.log(mixed_Q / lm_Q) * (max_logprobs_Q >= t)).mean()) for t in np.unique(max_logprobs_Q)}
-    if threshold is None:
-        assert min(lost.values()) > most_loss
-        return
-    assert share == pytest.approx((max_logprobs_Q >= np.float32(threshold)).mean())
-    assert loss == pytest.approx(lost[np.float32(threshold)])
-
-
 @pytest.fixture
 def tuned(model_folder, store_folder, tmp_path):
-    """A store whose lam adapts, and that is not asked where the model is sure."""
+    """A store whose lam adapts."""
     shutil.copytree(store_folder, tmp_path / "store")
     with load(model_folder, [tmp_path / "store"]) as lm:
         datastore = lm.engine.stores.model_store().datastore
         defaults = replace(datastore.snapshot.defaults, k=16, temperature=3.0, adaptive=asdict(LAM))
-        peaks = [
-            token.top_logprobs[0].logprob for token in lm.generate("a", max_tokens=30, top_logprobs=1, lam=0, seed=1)
-        ]
-        datastore.save_defaults(replace(defaults, skip_retrieval_above=float(np.median(peaks))))
+        datastore.save_defaults(defaults)
     with load(model_folder, [tmp_path / "store"]) as lm:
         yield lm
 
@@ -255,8 +236,6 @@ def expected_lam(lm, text_ids: list[int]) -> float:
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([text_ids]))
         peak = decoder.logprobs(hidden_BTD[0, -1:]).amax(dim=1).numpy()
-    if peak[0] >= lm.engine.stores.model_store().snapshot.defaults.skip_retrieval_above:
-        return 0.0
     found = lm.engine.stores.model_store().datastore.search(keys_BTD[0, -1:].float().numpy(), 16)
     return float(LAM.lams(features_of(found, neighbor_logweights(found.distances_QK, 3.0), 3.0, peak))[0])
 
@@ -267,10 +246,9 @@ def test_generation_scoring_and_batches_adapt_alike(tuned):
     for token in drawn:
         lams.append(token.lam)
         assert token.lam == pytest.approx(expected_lam(tuned, ids), abs=2e-3)
-        assert bool(token.neighbors) == (token.lam > 0)
+        assert token.neighbors
         ids.append(token.id)
     assert len({round(lam, 3) for lam in lams}) > 5
-    assert 0.0 in lams
     assert [token.id for token in tuned.generate("the memory", max_tokens=25, seed=5, loop_guard=False)] == [
         token.id for token in drawn
     ]
@@ -302,19 +280,14 @@ def test_tuning_keeps_what_is_better_on_text_it_was_not_fitted_to(model_folder, 
     assert report.gain > report.gain_error > 0
     assert report.adaptive_gain == pytest.approx(report.knn_nats - report.adaptive_nats)
     assert report.adaptive_kept == (report.adaptive_gain >= -PRICE - report.adaptive_gain_error)
-    assert not report.skip_kept
     with Datastore.open(tmp_path / "s") as store:
         assert (store.snapshot.defaults.adaptive is not None) == report.adaptive_kept
-        assert store.snapshot.defaults.skip_retrieval_above is None
         assert store.snapshot.defaults.gain == report.gain
-    skipping = tune(model_folder, tmp_path / "s", held_out, largest_k=32, skip_loss=0.05)
-    assert skipping.skip_kept
-    assert skipping.skip_loss <= 0.05 + 1e-3
-    assert skipping.threshold == 0
+    assert report.threshold == 0
     with load(model_folder, [tmp_path / "s"]) as lm:
         total = evaluate(lm, held_out).total
     best = report.adaptive_nats if report.adaptive_kept else report.knn_nats
-    assert total.nll / total.tokens == pytest.approx(best + skipping.skip_loss, abs=0.03)
+    assert total.nll / total.tokens == pytest.approx(best, abs=0.03)
 
 
 def test_tuning_leaves_positions_to_the_model_alone_where_it_is_asked_to(

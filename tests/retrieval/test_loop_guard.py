@@ -39,7 +39,7 @@ def random_result(rng: np.random.Generator) -> RetrievalResult:
     )
     stores_QK = found.ids_QK % 3
     logweights_QK = neighbor_logweights(found.distances_QK, 0.7)
-    return RetrievalResult(found, logweights_QK, rng.random(5), stores_QK, np.ones(5, bool))
+    return RetrievalResult(found, logweights_QK, rng.random(5), stores_QK)
 
 
 def text_that_withholds(ids: list[int]) -> list[int]:

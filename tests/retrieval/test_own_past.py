@@ -29,9 +29,7 @@ def result(rng, *, found, lam, store):
     near = Neighbors(
         np.where(is_found_K, distances_K, np.inf)[None], np.where(is_found_K, np.arange(5), -1)[None], values_K[None]
     )
-    return RetrievalResult(
-        near, logweights_K[None], np.array([lam]), np.full((1, 5), store), np.ones(1, bool), took_ms=1.0
-    )
+    return RetrievalResult(near, logweights_K[None], np.array([lam]), np.full((1, 5), store), took_ms=1.0)
 
 
 def dense(found, under_V):

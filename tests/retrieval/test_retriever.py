@@ -1,23 +1,19 @@
-"""Several datastores that speak together, and pointers that are followed in place of a search."""
+"""Several datastores that speak together, and one retriever of generation, batches and scoring."""
 
-import dataclasses
 import shutil
 
 import numpy as np
 import pytest
-from batch_helpers import add, start
 
 from memlm.api.params import RetrievalParams
 from memlm.data.corpus import Corpus
 from memlm.data.windows import Window
 from memlm.errors import InvalidInput, NotFound
-from memlm.generation.batch import Batch
 from memlm.generation.scoring import score_windows
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.indexing.tune import tune
 from memlm.language_model import load
-from memlm.retrieval.encoder import predictions_of, text_windows
 from memlm.retrieval.retriever import Retriever
 
 PROMPT = "the memory of a model can"
@@ -90,8 +86,6 @@ def test_a_weight_of_two_is_the_store_twice(model_folder, halves, tmp_path):
         ({"stores": {"first": float("nan")}}, "above 0"),
         ({"stores": "first"}, "expected names in a list"),
         ({"stores": ["first"], "store": "second"}, "either store or stores"),
-        ({"min_pointers": -1}, "at least 0"),
-        ({"min_pointers": 2}, "within one datastore"),
     ],
 )
 def test_what_means_nothing_is_refused(model_folder, halves, memory, message):
@@ -102,150 +96,43 @@ def test_what_means_nothing_is_refused(model_folder, halves, memory, message):
             lm.generate(PROMPT, stores=["first", "third"])
 
 
-def plain_pointers(datastore: Datastore, found_ids: list[int], token: int) -> list[int]:
-    """The positions behind those that named a token, by document and offset."""
-    followers = []
-    for id_ in found_ids:
-        place = datastore.snapshot.locate(np.array([id_]))[0]
-        tokens = datastore.snapshot.tokens(place.document_id)
-        if tokens[place.token_offset] == token and place.token_offset + 1 < len(tokens):
-            followers.append(id_ + 1)
-    return followers
-
-
-def plain_following(
-    retriever: Retriever, keys_ND: np.ndarray, targets: list[int], min_pointers: int
-) -> tuple[list, int]:
-    """RetoMaton, one position after another, from exact search alone."""
-    datastore, last, stream, searches = retriever.stores[0].datastore, [], [], 0
-    for key_D, target in zip(keys_ND, targets, strict=True):
-        found = datastore.snapshot.exact().search(key_D[None], datastore.snapshot.num_entries)
-        if len(last) >= min_pointers:
-            ids = [int(id_) for id_ in found.ids_QK[0] if id_ in last][: retriever.k]
-        else:
-            ids, searches = [int(id_) for id_ in found.ids_QK[0][: retriever.k]], searches + 1
-        stream.append(set(ids))
-        last = plain_pointers(datastore, ids, target)
-    return stream, searches
-
-
-@pytest.mark.parametrize("min_pointers", [1, 3])
-def test_following_pointers_is_what_the_plain_twin_does(lm, corpus_folder, min_pointers):
-    text = (corpus_folder / "doc-1.txt").read_text()
-    window = next(text_windows(lm.checkpoint, text))
-    read = predictions_of(lm.checkpoint.decoder, [window])[0]
-    retriever = lm.engine.stores.retriever(RetrievalParams(**ASK, min_pointers=min_pointers))
-    assert retriever is not None
-    policy = retriever.new_policy()
-    found = retriever.search_in_order(read.keys_ND, read.max_logprobs_N, window.targets_N, policy)
-    expected, searches = plain_following(retriever, read.keys_ND, window.targets_N.tolist(), min_pointers)
-    assert int(found.searched_Q.sum()) == searches
-    assert 0 < searches < len(expected)
-    for ids_K, wanted in zip(found.neighbors.ids_QK, expected, strict=True):
-        assert set(ids_K[ids_K >= 0].tolist()) == wanted
-    nearest_first = np.nan_to_num(found.neighbors.distances_QK, posinf=1e9)
-    assert (np.diff(nearest_first, axis=1) >= 0).all()
-
-
-def test_generation_batches_and_scoring_follow_alike(lm):
-    whole = lm.generate(PROMPT, max_tokens=20, seed=3, min_pointers=2, **ASK)
+def test_generation_batches_and_scoring_agree(lm):
+    whole = lm.generate(PROMPT, max_tokens=20, seed=3, **ASK)
     tokens = list(whole)
-    assert whole.finished.usage.searches < len(tokens)
-    batch = lm.generate_batch([PROMPT, "a page"], max_tokens=20, seed=3, min_pointers=2, **ASK)
+    batch = lm.generate_batch([PROMPT, "a page"], max_tokens=20, seed=3, **ASK)
     assert [token.id for token in batch[0].tokens] == [token.id for token in tokens]
-    assert batch[0].finished.usage.searches == whole.finished.usage.searches
     for usage in (whole.finished.usage, batch[0].finished.usage):
+        assert usage.searches == len(tokens)
         assert 0 < usage.retrieval_ms < usage.prefill_ms + usage.decode_ms
         assert usage.lam == pytest.approx(np.mean([token.lam for token in tokens]))
     alone = lm.generate(PROMPT, max_tokens=3, use_store=False)
     assert len(list(alone))
-    assert alone.finished.usage.lam == alone.finished.usage.retrieval_ms == 0
-    always = lm.generate(PROMPT, max_tokens=20, seed=3, min_pointers=0, **ASK)
-    assert len(list(always)) == always.finished.usage.searches
+    assert alone.finished.usage.lam == alone.finished.usage.retrieval_ms == alone.finished.usage.searches == 0
     read = lm.checkpoint.tokenizer
     ids = np.array([read.start_id, *read.encode(PROMPT), *(token.id for token in tokens)])
     window = Window(ids[:-1], ids[-len(tokens) :])
-    retriever = lm.engine.stores.retriever(RetrievalParams(min_pointers=2, **ASK))
+    retriever = lm.engine.stores.retriever(RetrievalParams(**ASK))
     (scored,) = score_windows(lm.checkpoint, iter([window]), retriever)
     assert scored.logprobs_N.tolist() == pytest.approx([token.logprob for token in tokens], abs=1e-3)
-    text = "the memory of a page"
-    assert lm.score(text, min_pointers=10**6, **ASK).nll == pytest.approx(lm.score(text, **ASK).nll, rel=1e-6)
 
 
-def test_pointers_end_with_their_document_and_with_its_deletion(model_folder, halves, tmp_path):
-    store = Datastore.open(shutil.copytree(halves / "first", tmp_path / "s"))
-    with store:
+def test_entries_of_a_deleted_document_are_not_live(halves, tmp_path):
+    with Datastore.open(shutil.copytree(halves / "first", tmp_path / "s")) as store:
         ends = np.cumsum([document.num_tokens for document in store.snapshot.documents()])
         base = store.snapshot.segments[0].base_id
-        assert store.snapshot.successors(base + ends - 1).tolist() == []
-        assert store.snapshot.successors(base + ends[:-1]).tolist() == (base + ends[:-1] + 1).tolist()
         store.delete(["doc-1.txt"])
         inside = np.array([ends[0], ends[0] + 1, ends[1]]) + base
         assert store.snapshot.live(inside).tolist() == [base + ends[1]]
-        assert store.snapshot.successors(inside).tolist() == [base + ends[1] + 1]
         assert store.snapshot.live(np.array([99 << 40])).tolist() == []
 
 
-def test_pointers_into_a_deleted_document_are_not_followed(model_folder, halves, tmp_path):
-    shutil.copytree(halves / "first", tmp_path / "s")
-    with load(model_folder, [tmp_path / "s"]) as lm:
-        batch = Batch(lm.checkpoint, max_sequences=1)
-        generation = add(batch, start(lm, dataclasses.replace(request_for(lm), neighbors=12))).generation
-        (pointers,) = generation.policy.shortcuts
-        while not len(pointers.ids_P):
-            batch.step()
-        doomed = {place.document_id for place in lm.engine.stores.model_store().snapshot.locate(pointers.ids_P)}
-        lm.delete_documents(sorted(doomed))
-        before = generation.usage.searches
-        batch.step()
-        assert generation.usage.searches == before + 1
-
-
-def request_for(lm):
-    from memlm.api.params import GenerateRequest
-
-    return GenerateRequest.of(PROMPT, {**ASK, "min_pointers": 1, "temperature": 0.0, "max_tokens": 20})
-
-
-def test_a_store_without_keys_cannot_be_followed(model_folder, corpus_folder, tmp_path):
-    store = tmp_path / "s"
-    build_index(model_folder, Corpus([corpus_folder]), store, index="IVF4,SQ8", keep_keys=False)
-    with load(model_folder, [store]) as lm:
-        with pytest.raises(InvalidInput, match="without keeping its keys"):
-            lm.generate(PROMPT, min_pointers=1)
-        datastore = lm.engine.stores.model_store().datastore
-        datastore.save_defaults(
-            dataclasses.replace(datastore.snapshot.defaults, min_pointers=1)
-        )  # tuned before the keys went
-        assert lm.engine.stores.retriever(RetrievalParams()).min_pointers is None
-        assert list(lm.generate(PROMPT, max_tokens=2, seed=1))
-
-
-def test_tuning_settles_how_many_lists_and_pointers(model_folder, corpus_folder, tmp_path):
+def test_tuning_settles_how_many_lists(model_folder, corpus_folder, tmp_path):
     texts = Corpus([corpus_folder / f"doc-{number}.txt" for number in range(7)])
     build_index(model_folder, texts, tmp_path / "s", index="IVF32,SQfp16")
-    held_out = Corpus([corpus_folder / "doc-7.txt"])
-    cautious = tune(model_folder, tmp_path / "s", held_out, largest_k=16)
-    assert not cautious.pointers_kept
-    assert cautious.nprobe in (4, 8, 16, 32)
-    assert cautious.nprobe_loss <= 0.0005
-    bold = tune(model_folder, tmp_path / "s", held_out, largest_k=16, pointer_loss=5.0)
-    assert bold.pointers_kept
-    assert bold.pointer_share > cautious.pointer_share
+    report = tune(model_folder, tmp_path / "s", Corpus([corpus_folder / "doc-7.txt"]), largest_k=16)
+    assert report.nprobe in (4, 8, 16, 32)
+    assert report.nprobe_loss <= 0.0005
     with load(model_folder, [tmp_path / "s"]) as lm:
-        datastore = lm.engine.stores.model_store().datastore
-        assert (datastore.snapshot.defaults.nprobe, datastore.snapshot.defaults.min_pointers) == (
-            bold.nprobe,
-            bold.min_pointers,
-        )
-        retriever = lm.engine.stores.retriever(RetrievalParams())
-        assert (retriever.nprobe, retriever.min_pointers) == (bold.nprobe, bold.min_pointers)
-        assert lm.engine.stores.retriever(RetrievalParams(nprobe=3, min_pointers=0)).nprobe == 3
-        assert not lm.engine.stores.retriever(RetrievalParams(min_pointers=0)).min_pointers
-        assert lm.engine.stores.retriever(RetrievalParams(lam=0.5)).min_pointers is None
-        whole = lm.generate(PROMPT, max_tokens=20, seed=3)
-        assert whole.finished is None
-        assert len(list(whole)) > whole.finished.usage.searches > 0
-        score = lm.score(held_out_text := (corpus_folder / "doc-7.txt").read_text())
-        always = lm.score(held_out_text, min_pointers=0)
-        assert (score.nll - always.nll) / score.tokens == pytest.approx(bold.pointer_loss, abs=0.02)
+        assert lm.engine.stores.model_store().snapshot.defaults.nprobe == report.nprobe
+        assert lm.engine.stores.retriever(RetrievalParams()).nprobe == report.nprobe
+        assert lm.engine.stores.retriever(RetrievalParams(nprobe=3)).nprobe == 3

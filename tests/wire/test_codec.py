@@ -58,7 +58,6 @@ stores = st.lists(weights, max_size=3, unique_by=lambda each: each.name).map(tup
 retrieval = st.builds(
     params.RetrievalParams,
     store=maybe(text),
-    min_pointers=maybe(st.integers(0, 2**31 - 1)),
     use_store=st.booleans(),
     k=maybe(st.integers(1, params.MAX_NEIGHBORS)),
     lam=maybe(st.floats(0, 1)),

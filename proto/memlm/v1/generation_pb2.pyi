@@ -64,7 +64,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., time_limit_s: _Optional[float] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
-    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "min_pointers", "loop_guard", "exclude_documents", "context_cache")
+    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "loop_guard", "exclude_documents", "context_cache")
     STORE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -73,7 +73,6 @@ class RetrievalParams(_message.Message):
     NPROBE_FIELD_NUMBER: _ClassVar[int]
     SPALM_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
-    MIN_POINTERS_FIELD_NUMBER: _ClassVar[int]
     LOOP_GUARD_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_CACHE_FIELD_NUMBER: _ClassVar[int]
@@ -85,11 +84,10 @@ class RetrievalParams(_message.Message):
     nprobe: int
     spalm: bool
     stores: _containers.RepeatedCompositeFieldContainer[StoreWeight]
-    min_pointers: int
     loop_guard: bool
     exclude_documents: _containers.RepeatedScalarFieldContainer[str]
     context_cache: int
-    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., min_pointers: _Optional[int] = ..., loop_guard: bool = ..., exclude_documents: _Optional[_Iterable[str]] = ..., context_cache: _Optional[int] = ...) -> None: ...
+    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., loop_guard: bool = ..., exclude_documents: _Optional[_Iterable[str]] = ..., context_cache: _Optional[int] = ...) -> None: ...
 
 class StoreWeight(_message.Message):
     __slots__ = ("name", "weight")
