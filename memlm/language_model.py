@@ -27,10 +27,9 @@ from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.counted import counted
-from memlm.base.options import NEIGHBORS, SHARD_ANSWERS, SUMS
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import InvalidInput, MemlmError, check_choice, check_kind, check_path
+from memlm.errors import InvalidInput, MemlmError, check_kind, check_path
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
@@ -41,7 +40,7 @@ from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
 from memlm.prompting.answers import stream_request
-from memlm.retrieval.store import ModelStore, SumSearch, ViewSearch
+from memlm.retrieval.store import ModelStore, ViewSearch
 
 
 def load(
@@ -89,31 +88,23 @@ class LanguageModel:
         passage_encoder: EncoderCheckpoint | None = None,
         shards: Sequence[str] = (),
         partial: bool = False,
-        shard_answers: str = NEIGHBORS,
     ) -> None:
         """Opens the datastores. Those named in `may_fail` need not be usable now. `shards` are the addresses, HOST:PORT
         or unix:PATH, of processes that search them (`memlm shard`). With `partial`, generation and `score` go on
-        without those that do not answer, and tell the share of the entries that was searched. With the `shard_answers`
-        "sums", p_kNN is over the nearest entries of each shard, and tokens show no neighbors (docs/datastore.md).
-        Raises InvalidInput if two datastores share a name, and for `partial` and sums without shards.
+        without those that do not answer, and tell the share of the entries that was searched. Raises InvalidInput if
+        two datastores share a name, and for `partial` without shards.
         """
         if partial and not shards:
             raise InvalidInput("partial is for shards; give some, or leave it out", field="partial")
-        check_choice("shard_answers", shard_answers, SHARD_ANSWERS)
-        if shard_answers != NEIGHBORS and not shards:
-            raise InvalidInput("sums are for shards; give some, or leave it out", field="shard_answers")
         search: ViewSearch = search_views
-        search_sums: SumSearch | None = None
         with ExitStack() as held:
             if shards:
                 from memlm.distributed.shards import Shards  # here, since it loads grpc
 
-                search = found = held.enter_context(Shards(shards, partial=partial)).search
-                search_sums = found if shard_answers == SUMS else None
+                search = held.enter_context(Shards(shards, partial=partial)).search
             self.engine = Engine(
-                checkpoint, stores, sessions,
-                may_fail=may_fail, passage_encoder=passage_encoder, search=search, search_sums=search_sums,
-            )  # fmt: skip
+                checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
+            )
             self._held = held.pop_all()
         self.checkpoint = checkpoint
 

@@ -11,7 +11,7 @@ from typing import Self
 from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
-from memlm.base.options import NEIGHBORS, RAY, RESEARCH, SHARD_ANSWERS, check_shard, option, parse_bytes
+from memlm.base.options import RAY, RESEARCH, check_shard, option, parse_bytes
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.sites import NO_ORIGIN, check_site
@@ -53,10 +53,9 @@ class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
     A datastore is searched by the workers, or by the processes at `shards`, and if `partial` also without some of them.
-    With the `shard_answers` "sums", p_kNN is over the nearest entries of each shard, and tokens show no neighbors. With
-    an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the `adapters`.
-    `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many connections.
-    Without an `auth_file` HTTP answers only requests for an IP address, for localhost, or for a name of
+    With an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the
+    `adapters`. `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many
+    connections. Without an `auth_file` HTTP answers only requests for an IP address, for localhost, or for a name of
     `allowed_hosts`, and only pages of its own or of an origin in there. `num_workers` processes each own a copy of the
     model and its datastores, with `num_threads` threads (0: all cores, divided among them). A loaded worker that sends
     no heartbeat for `worker_timeout_s` is killed and replaced.
@@ -116,13 +115,6 @@ class ServerConfig:
             panel=MODEL,
         ),
     )
-    shard_answers: str = field(
-        default=NEIGHBORS,
-        metadata=option(
-            "What a shard returns: neighbors, or sums over them by token, in fewer bytes but without sources.",
-            metavar="|".join(SHARD_ANSWERS), panel=RESEARCH,
-        ),
-    )  # fmt: skip
     encoder: Path | None = field(
         default=None,
         metadata=option(
@@ -359,12 +351,9 @@ class ServerConfig:
                 f"adapters are {', '.join(names)}, beside the model {self.model.name}; give each a name of its own",
                 field="adapters",
             )
-        check_choice("shard_answers", self.shard_answers, SHARD_ANSWERS)
         has_shards = self.shards or any(map(is_on_ray, self.stores))
         if self.partial and not has_shards:
             raise InvalidInput("partial is for shards, and none is given; give some (shards)", field="partial")
-        if self.shard_answers != NEIGHBORS and not has_shards:
-            raise InvalidInput("sums are for shards, and none is given; give some (shards)", field="shard_answers")
         if self.index_ahead and not (self.store_dir and self.index_workers and self.index_idle_s):
             raise InvalidInput(
                 "index_ahead needs store_dir, index_workers and index_idle_s above 0, without which no index worker"

@@ -12,7 +12,6 @@ from memlm.errors import InvalidInput
 OPTION = "option"
 RESEARCH = "Research"  # the panel of help that stands last
 RAY = "ray://"  # before the name under which shards run on a Ray cluster
-SHARD_ANSWERS = (NEIGHBORS, SUMS) = ("neighbors", "sums")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from jaxtyping import Bool, Float32, Int64
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import SegmentRecord
-from memlm.index.value_sums import ValueSums
 
 SERVICE = "memlm.Shard"  # of unary calls: bytes in, bytes out
 DESCRIBE, SEARCH = f"/{SERVICE}/Describe", f"/{SERVICE}/Search"
@@ -42,8 +41,7 @@ class SegmentView:
 @dataclass(frozen=True, slots=True)
 class ShardSearch:
     """A search for Q queries in a store, the q-th in the segments of `views[view_Q[q]]`. `masks` come where the shard
-    asked for them, by digest, each a bit a document. `only` chooses documents, and goes with one view. With a
-    `temperature`, the answer has sums over the k neighbors in their place.
+    asked for them, by digest, each a bit a document. `only` chooses documents, and goes with one view.
     """
 
     store_id: str
@@ -54,7 +52,6 @@ class ShardSearch:
     view_Q: Int64[np.ndarray, " Q"]
     only: DocumentFilter | None = None
     masks: Mapping[str, bytes] = field(default_factory=dict)
-    temperature: float | None = None
 
     def encode(self) -> bytes:
         """As bytes: 2 for each dimension of a query, some hundred for each segment."""
@@ -67,7 +64,6 @@ class ShardSearch:
             "views": [[[*each.core, each.deleted] for each in view] for view in self.views],
             "only": None if self.only is None else [self.only.documents, self.only.where],
             "masks": [[digest, len(mask)] for digest, mask in self.masks.items()],
-            "temperature": self.temperature,
         }
         return _packed(header, queries_QD.tobytes(), view_Q.tobytes(), *self.masks.values())
 
@@ -92,35 +88,24 @@ class ShardSearch:
             header["store"], queries_QD.astype(np.float32), header["k"], header["nprobe"], views,
             view_Q.astype(np.int64),
             None if only is None else DocumentFilter(tuple(only[0]), tuple(map(tuple, only[1]))), masks,
-            header.get("temperature"),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ShardAnswer:
-    """What a shard found: neighbors or sums over them, or the digests of the masks that it needs for a search."""
+    """What a shard found, or the digests of the masks that it needs for a search."""
 
-    found: Neighbors | ValueSums | None
+    found: Neighbors | None
     missing: tuple[str, ...] = ()
 
     def is_of(self, search: ShardSearch) -> bool:
-        """Whether it has the kind and the size that were asked for."""
-        found, num_queries = self.found, len(search.queries_QD)
-        if isinstance(found, ValueSums):
-            sizes_match = len(found.counts_Q) == num_queries and found.counts_Q.max(initial=0) <= search.k
-            return search.temperature is not None and bool(sizes_match)
-        return found is not None and search.temperature is None and found.ids_QK.shape == (num_queries, search.k)
+        """Whether it has neighbors, of the size that was asked for."""
+        return self.found is not None and self.found.ids_QK.shape == (len(search.queries_QD), search.k)
 
     def encode(self) -> bytes:
-        """As bytes: 16 for each neighbor, or 8 for each value and 4 for each query."""
+        """As bytes: 16 for each neighbor."""
         if self.found is None:
             return _packed({"missing": self.missing})
-        if isinstance(self.found, ValueSums):
-            counts_Q, values_P, logsums_P = self.found.counts_Q, self.found.values_P, self.found.logsums_P
-            return _packed(
-                {"sums": [len(counts_Q), len(values_P)]},
-                counts_Q.astype("<i4").tobytes(), values_P.astype("<i4").tobytes(), logsums_P.astype("<f4").tobytes(),
-            )  # fmt: skip
         distances_QK, ids_QK, values_QK = self.found.distances_QK, self.found.ids_QK, self.found.values_QK
         return _packed(
             {"shape": distances_QK.shape},
@@ -133,17 +118,6 @@ class ShardAnswer:
         header, body = _unpacked(message)
         if "missing" in header:
             return cls(None, tuple(header["missing"]))
-        if "sums" in header:
-            num_queries, num_pairs = header["sums"]
-            counts_Q, body = _array(body, "<i4", num_queries)
-            values_P, body = _array(body, "<i4", num_pairs)
-            logsums_P, body = _array(body, "<f4", num_pairs)
-            counts_Q, values_P = counts_Q.astype(np.int64), values_P.astype(np.int64)
-            if body or counts_Q.sum() != num_pairs or min(counts_Q.min(initial=0), values_P.min(initial=0)) < 0:
-                raise ValueError(f"{num_pairs} sums with other counts, negative values, or bytes behind them")
-            if not np.isfinite(logsums_P).all():
-                raise ValueError("a sum that is no finite number")
-            return cls(ValueSums(counts_Q, values_P, logsums_P.astype(np.float32)))
         distances_QK, body = _array(body, "<f4", *header["shape"])
         ids_QK, body = _array(body, "<i8", *header["shape"])
         values_QK, body = _array(body, "<i4", *header["shape"])

@@ -38,7 +38,6 @@ from memlm.errors import Corrupt, Incompatible, MemlmError, Unavailable, check_r
 from memlm.index.store.manifest import SegmentRecord, read_manifest, read_pointer
 from memlm.index.store.segment import Segment, search_segments
 from memlm.index.store.shards import ShardNumber, shards_of
-from memlm.index.value_sums import ValueSums
 
 KEPT_VIEWS = 512  # segments with masks of deleted documents
 KEPT_S = 60.0  # that a segment stays open after it left the store
@@ -88,7 +87,6 @@ class ShardSegments:
     def search(self, search: ShardSearch) -> ShardAnswer:
         """Searches the segments that are named. Raises Unavailable for a segment that the folder does not have."""
         check_range("k", search.k, least=1, whole=True)
-        check_range("temperature", search.temperature, above=0)
         with self._lock:
             if search.store_id != self._manifest.store_id:
                 self._refresh()
@@ -103,8 +101,7 @@ class ShardSegments:
                 self._views.popitem(last=False)
         views = [tuple(segments[each] for each in view) for view in search.views]
         views_Q = [views[number] for number in search.view_Q.tolist()]
-        found = search_segments(views_Q, search.queries_QD, search.k, search.nprobe, search.only)
-        return ShardAnswer(found if search.temperature is None else ValueSums.of(found, search.temperature))
+        return ShardAnswer(search_segments(views_Q, search.queries_QD, search.k, search.nprobe, search.only))
 
     def _own(self) -> list[SegmentRecord]:
         records = self._manifest.segments

@@ -1,7 +1,7 @@
 """Searches of datastores whose segments are divided among shards: every shard at once, and its answers merged.
 
-The result is that of a search in this process, to the bit, unless sums are asked for. This process has the datastore's
-folder open too: values, documents and deletions are its own, and a shard only ranks keys.
+The result is that of a search in this process, to the bit. This process has the datastore's folder open too: values,
+documents and deletions are its own, and a shard only ranks keys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import numpy as np
@@ -36,7 +36,7 @@ from memlm.distributed.shard_messages import (
     digest_of,
     packed_mask,
 )
-from memlm.errors import Incompatible, InvalidInput, Unavailable
+from memlm.errors import InvalidInput, Unavailable
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
@@ -44,7 +44,6 @@ from memlm.index.store.manifest import ROW_BITS
 from memlm.index.store.segment import Segment
 from memlm.index.store.shards import shards_of
 from memlm.index.store.snapshot import Snapshot
-from memlm.index.value_sums import ValueSums
 
 MAX_MESSAGE_BYTES = 256 << 20
 CHANNEL = (
@@ -62,9 +61,6 @@ TIMEOUT_S, GREETING_S = 5.0, 1.0
 GREET_AGAIN_S, CHECK_AGAIN_S = 0.5, 5.0
 FIRST_REST_S, LONGEST_REST_S, MOST_DOUBLINGS = 0.25, 30.0, 10  # of a process after failed searches
 FIRST_GREETING_S = 10.0  # that a new object waits for its shards
-
-
-Found: TypeAlias = Neighbors | ValueSums  # by a shard
 
 log = logging.getLogger("memlm.shards")
 
@@ -183,13 +179,10 @@ class Shards:
         *,
         nprobe: int | None = None,
         only: DocumentFilter | None = None,
-        temperature: float | None = None,
     ) -> Neighbors:
         """Searches as `search_views` does, in the shards of the datastore. One without shards is searched here.
 
-        With a `temperature`, each shard sums over its k nearest entries by value, and the k largest sums are the result
-        (`ValueSums.merged`). Raises Incompatible if a shard cannot sum, and Unavailable if one does not
-        answer, with `partial` if none does.
+        Raises Unavailable if a shard does not answer, with `partial` if none does.
         """
         if not views_Q:
             return Neighbors.none(0, k)
@@ -202,7 +195,7 @@ class Shards:
             raise ValueError("different views take no filter")
         number_of = {segments: number for number, segments in enumerate(views)}
         view_Q = np.array([number_of[view.segments] for view in views_Q])
-        whole = ShardSearch(store_id, queries_QD, k, nprobe, (), view_Q, only, temperature=temperature)
+        whole = ShardSearch(store_id, queries_QD, k, nprobe, (), view_Q, only)
         segments, deadline_s = views_Q[0].segments, time.monotonic() + self._timeout_s
         shard_of = shards_of([segment.record for segment in segments], len(replicas))
         if not segments:
@@ -219,7 +212,7 @@ class Shards:
         if not found:
             raise Unavailable("no shard that has entries of the datastore answers; try again in a moment")
         place_of = {segment.record.number: place for place, segment in enumerate(segments)}
-        nearest = _merged([*found.values()], place_of, whole)
+        nearest = _merged([*found.values()], place_of, k)
         if len(found) == len(set(shard_of)):
             return nearest
         shares = np.array([_share(view, [shard in found for shard in shard_of]) for view in views])
@@ -295,9 +288,9 @@ class Shards:
                 if replica.reachable != was_reachable:
                     log.warning("the shard at %s %s", replica.address, "answers" if replica.reachable else "is gone")
 
-    def _answers(self, asked: Sequence[_Asked], masks: Mapping[str, bytes]) -> dict[int, Found]:
+    def _answers(self, asked: Sequence[_Asked], masks: Mapping[str, bytes]) -> dict[int, Neighbors]:
         """Waits for what each shard finds, with `partial` those that answer."""
-        found = dict[int, Found]()
+        found = dict[int, Neighbors]()
         try:
             for each in asked:
                 try:
@@ -365,10 +358,8 @@ def _connected(address: str) -> _Replica:
     return _Replica(address, grpc.insecure_channel(address, options=(*CHANNEL, *channel_options_of(address))))
 
 
-def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Found:
-    """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none, and Incompatible
-    if the last one cannot sum.
-    """
+def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
+    """Waits for the answer of a shard, or asks its next replica. Raises Unavailable if there is none."""
     while True:
         replica, search = asked.replicas[0], asked.search
         try:
@@ -376,22 +367,14 @@ def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Found:
             if answer.missing:
                 own = {each.deleted for view in search.views for each in view} - {ALL_LIVE}
                 answer = asked.ask({digest: masks[digest] for digest in own})
-            if search.temperature is not None and isinstance(answer.found, Neighbors):
-                raise Incompatible(
-                    f"shard {asked.shard} at {replica.address} answers neighbors and no sums, as an earlier version"
-                    " does; start it anew with the version of the server"
-                )
             if answer.found is None or not answer.is_of(search):
                 raise ValueError("its answer is of another search")
-        except (grpc.RpcError, ValueError, KeyError, TypeError, Incompatible) as error:
-            is_lost = not isinstance(error, Incompatible)  # an earlier version still answers neighbors
-            replica.note(failed=is_lost)
+        except (grpc.RpcError, ValueError, KeyError, TypeError) as error:
+            replica.note(failed=True)
             if len(asked.replicas) > 1:
                 asked.replicas = asked.replicas[1:]
                 asked.start(search)
                 continue
-            if not is_lost:
-                raise
             raise Unavailable(
                 f"shard {asked.shard} at {replica.address} does not answer ({_reason(error)}); try again in a moment"
             ) from error
@@ -406,12 +389,8 @@ def _share(view: Sequence[Segment], is_searched: Sequence[bool]) -> float:
     return searched / sum(sizes) if searched < sum(sizes) else 1.0
 
 
-def _merged(found: Sequence[Found], place_of: Mapping[int, int], search: ShardSearch) -> Neighbors:
+def _merged(parts: Sequence[Neighbors], place_of: Mapping[int, int], k: int) -> Neighbors:
     """The k nearest of several shards. Of equal distances, those in earlier segments come first, as in one process."""
-    if search.temperature is not None:
-        sums = [each for each in found if isinstance(each, ValueSums)]
-        return ValueSums.merged(sums, search.k, search.temperature)
-    parts = [each for each in found if isinstance(each, Neighbors)]
     arrays = zip(*((part.distances_QK, part.ids_QK, part.values_QK) for part in parts), strict=True)
     distances_QM, ids_QM, values_QM = (np.concatenate(each, axis=1) for each in arrays)
     numbers, inverse = np.unique(ids_QM >> ROW_BITS, return_inverse=True)
@@ -419,7 +398,7 @@ def _merged(found: Sequence[Found], place_of: Mapping[int, int], search: ShardSe
     places_QM = places[inverse].reshape(ids_QM.shape)
     order_QM = np.argsort(places_QM, axis=1, kind="stable")
     nearest_QM = np.take_along_axis(distances_QM, order_QM, axis=1).argsort(axis=1, kind="stable")
-    order_QK = np.take_along_axis(order_QM, nearest_QM, axis=1)[:, : search.k]
+    order_QK = np.take_along_axis(order_QM, nearest_QM, axis=1)[:, :k]
     return Neighbors(distances_QM, ids_QM, values_QM).take(order_QK)
 
 

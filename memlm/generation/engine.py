@@ -37,7 +37,7 @@ from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
 from memlm.retrieval.passage_search import find_passages
 from memlm.retrieval.retriever import Retriever
-from memlm.retrieval.store import ModelStore, OnLost, SumSearch, ViewSearch
+from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
 from memlm.retrieval.tracing import trace
 
 NO_STORE = "no datastore is loaded, and this needs one; load one"
@@ -56,14 +56,11 @@ class Engine:
         on_lost: OnLost = lambda store, document_ids: None,
         passage_encoder: EncoderCheckpoint | None = None,
         search: ViewSearch = search_views,
-        search_sums: SumSearch | None = None,
     ) -> None:
         """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors."""
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
-        self.stores = LoadedStores(
-            checkpoint, stores, may_fail=may_fail, on_lost=on_lost, search=search, search_sums=search_sums
-        )
+        self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost, search=search)
 
     @property
     def info(self) -> ModelInfo:
@@ -168,7 +165,6 @@ class Engine:
             stores[0].snapshot.check_searchable(stores[0].name)
         retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
         assert retriever is not None  # there is a datastore with keys
-        retriever = replace(retriever, sums=False)  # neighbors are asked for
         key_1D = yield from key_after(self.checkpoint, request.text, retriever.window_size.window)
         if not request.only:
             return retriever.describe(retriever.search(key_1D), request.k)

@@ -110,12 +110,6 @@ class Generation:
                 )
             self.past = None  # it has no keys either
             self.own_decoder = EarlyExitDecoder(checkpoint.decoder, rule_of(checkpoint))
-        if request.neighbors and retriever is not None and retriever.sums:
-            raise InvalidInput(
-                "the shards answer sums, so a token has no neighbors to show; leave neighbors out. On a terminal,"
-                " `memlm client generate` asks for them, unless it has --json or its output is piped",
-                field="neighbors",
-            )
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
         self.accepted = Accepted(

@@ -39,7 +39,7 @@ from memlm.index.store.small_segments import NewEntries
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.checkpoint import Checkpoint
 from memlm.retrieval.retriever import Retriever
-from memlm.retrieval.store import ModelStore, OnLost, SumSearch, ViewSearch
+from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 8.0  # of a folder whose `CURRENT` stays as it is; another one is tried at once
 # In a row until an open store is given up: a folder that is being swapped is missing for a moment.
@@ -120,14 +120,12 @@ class LoadedStores:
         may_fail: Collection[str] = (),
         on_lost: OnLost = lambda store, document_ids: None,
         search: ViewSearch = search_views,
-        search_sums: SumSearch | None = None,
     ) -> None:
         """Opens datastores, under their folders' names or under given ones. Those named in `may_fail` need not be
-        usable. `on_lost` is called at each switch to a snapshot that lacks documents. `search` searches all of them,
-        and for p_kNN a `search_sums`, where given. Raises InvalidInput if two share a name, and for one folder in place
-        of a list.
+        usable. `on_lost` is called at each switch to a snapshot that lacks documents. `search` searches all of them.
+        Raises InvalidInput if two share a name, and for one folder in place of a list.
         """
-        self._on_lost, self._search, self._search_sums = on_lost, search, search_sums
+        self._on_lost, self._search = on_lost, search
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}
         self._retired: list[weakref.ref[ModelStore]] = []
@@ -322,7 +320,7 @@ class LoadedStores:
             return partial(self._failed, store, error, seen)
 
     def _watched(self, opened: ModelStore) -> ModelStore:
-        opened.on_lost, opened.search_views, opened.search_sums = self._on_lost, self._search, self._search_sums
+        opened.on_lost, opened.search_views = self._on_lost, self._search
         return opened
 
     def _opened(self, store: LoadedStore, opened: ModelStore) -> bool:

@@ -28,7 +28,7 @@ from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
 from memlm.retrieval.passages import SHORTEST_PASSAGE, Passage
 from memlm.retrieval.result import RetrievalResult
-from memlm.retrieval.store import ModelStore, check_sums
+from memlm.retrieval.store import ModelStore
 
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
@@ -44,8 +44,6 @@ class Retriever:
     `draft_stores` have no keys: they give passages and never neighbors. Without other `stores`, nothing is retrieved.
     `views` are those of `stores`, and behind them those of `draft_stores`.
 
-    With `sums`, shards answer sums by value: the neighbors of a result stand for values, and have no ids.
-
     One that is `excluding` documents sees the stores as if these were deleted. It is `shared` with all others that
     differ in nothing else: one search with `views` finds the neighbors of all.
     """
@@ -59,7 +57,6 @@ class Retriever:
     gate: SpalmGate | None = None
     adaptive: AdaptiveLam | None = None
     draft_stores: tuple[ModelStore, ...] = ()
-    sums: bool = False
     exclusion: Exclusion | None = None
     unrestricted: Retriever | None = None  # the one that this one is with an exclusion
 
@@ -68,8 +65,7 @@ class Retriever:
         """Settings that the request leaves open come from the defaults of the first store with keys. An adaptive λ
         applies only to a request that searches one store and sets none of k, λ and temperature.
 
-        Documents are excluded by `excluding`. Raises InvalidInput for a weight of a store without keys, and for what
-        sums cannot serve.
+        Documents are excluded by `excluding`. Raises InvalidInput for a weight of a store without keys.
         """
         weight_of = {each.name: each.weight for each in params.stores}
         draft_stores = tuple(store for store in stores if store.snapshot.drafts_only)
@@ -86,8 +82,6 @@ class Retriever:
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
         as_tuned = len(stores) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
         adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
-        if sums := any(store.search_sums is not None for store in stores):
-            check_sums(params, defaults.temperature, adapts=adaptive is not None)
         return cls(
             stores=tuple(stores),
             weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
@@ -98,7 +92,6 @@ class Retriever:
             gate=load_gate(first.model_folder) if params.spalm else None,
             adaptive=adaptive,
             draft_stores=draft_stores,
-            sums=sums,
         )
 
     def excluding(self, names: Sequence[str]) -> Retriever:
@@ -170,16 +163,9 @@ class Retriever:
         because the caller tells of it.
         """
         begin_s = time.perf_counter()
-        views, temperature = views or [self.views] * len(keys_QD), self.temperature if self.sums else None
+        views = views or [self.views] * len(keys_QD)
         found = [
-            store.search(
-                [each[number] for each in views],
-                keys_QD,
-                self.k,
-                nprobe=self.nprobe,
-                only=only,
-                temperature=temperature,
-            )
+            store.search([each[number] for each in views], keys_QD, self.k, nprobe=self.nprobe, only=only)
             for number, store in enumerate(self.stores)
         ]
         result = self._weighed(found[0], max_logprobs_Q) if len(found) == 1 else self._union(found)

@@ -17,10 +17,9 @@ from jaxtyping import Float32, Int64
 
 from memlm.api.datastores import StoreInfo
 from memlm.api.generation import Neighbor
-from memlm.api.params import RetrievalParams
 from memlm.base.search_counts import SearchCounter
 from memlm.base.steps import Offload, Steps
-from memlm.errors import Incompatible, InvalidInput, check_range
+from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import search_views
@@ -52,22 +51,6 @@ class ViewSearch(Protocol):
         """Finds the k nearest entries to each query."""
 
 
-class SumSearch(Protocol):
-    """Searches as `ViewSearch`, for p_kNN alone: sums by value may stand in the place of neighbors (`ValueSums`)."""
-
-    def __call__(
-        self,
-        views_Q: Sequence[Snapshot],
-        queries_QD: Float32[np.ndarray, "Q D"],
-        k: int,
-        *,
-        nprobe: int | None = None,
-        only: DocumentFilter | None = None,
-        temperature: float | None = None,
-    ) -> Neighbors:
-        """Finds the k values of most weight for each query."""
-
-
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
@@ -90,7 +73,6 @@ class ModelStore:
         self.model_folder, self._tokenizer = checkpoint.path, checkpoint.tokenizer
         self.on_lost: OnLost = lambda store, document_ids: None
         self.search_views: ViewSearch = search_views  # or that of shards
-        self.search_sums: SumSearch | None = None  # of shards that answer sums
         self.has_remembered = False  # documents, whose small segments may want to be merged
         # A cache of its own method would keep the store, with its files, until a garbage collection.
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(partial(ModelStore._count, weakref.proxy(self)))
@@ -118,16 +100,12 @@ class ModelStore:
         *,
         nprobe: int | None = None,
         only: DocumentFilter | None = None,
-        temperature: float | None = None,
     ) -> Neighbors:
         """Searches for each key in its view of a snapshot, and counts the search. With shards of which some may be
-        missing, the result has `shares_Q`. With a `temperature`, shards may answer sums.
+        missing, the result has `shares_Q`.
         """
         begin_s = time.perf_counter()
-        if temperature is None or self.search_sums is None:
-            found = self.search_views(views_Q, keys_QD, k, nprobe=nprobe, only=only)
-        else:
-            found = self.search_sums(views_Q, keys_QD, k, nprobe=nprobe, only=only, temperature=temperature)
+        found = self.search_views(views_Q, keys_QD, k, nprobe=nprobe, only=only)
         self.counter.add_search(time.perf_counter() - begin_s, is_partial=found.shares_Q is not None)
         return found
 
@@ -318,19 +296,6 @@ class ModelStore:
         counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
         blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
-
-
-def check_sums(params: RetrievalParams, temperature: float, *, adapts: bool) -> None:
-    """Raises InvalidInput for what needs each neighbor, where shards answer sums, and for a temperature whose sums are
-    no numbers. `temperature` is that of a request without one, which `adapts` λ.
-    """
-    for name, is_asked, problem in (
-        ("spalm", params.spalm, "the gate weighs each neighbor; leave spalm out"),
-        ("lam", adapts, "the datastore was tuned with a lam that adapts to their distances; give a lam"),
-    ):
-        if is_asked:
-            raise InvalidInput(f"the shards answer sums and no neighbors, and {problem}", field=name)
-    check_range("knn_temperature", params.knn_temperature or temperature, least=1e-12, most=1e12)
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

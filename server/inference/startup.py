@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from memlm.base.cpu import use_cores
-from memlm.base.options import SUMS
 from memlm.distributed.shards import Shards
 from memlm.errors import Incompatible, MemlmError, Unavailable
 from memlm.generation.engine import Engine
@@ -27,7 +26,7 @@ from memlm.index.store.exclusion import search_views
 from memlm.model.adapter_files import attach_adapters
 from memlm.model.checkpoint import load_checkpoint
 from memlm.model.encoder_files import load_encoder
-from memlm.retrieval.store import OnLost, SumSearch, ViewSearch
+from memlm.retrieval.store import OnLost, ViewSearch
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.messages import DocumentsDeleted, Loaded, LoadFailed
 from memlm.server.inference.pipe import Inbox, Outbox, PipeInbox
@@ -93,11 +92,9 @@ def run_engine(
         if config.shards:
             shards = Shards(config.shards, partial=config.partial, cluster=config.cluster.address)
         search: ViewSearch = search_views if shards is None else shards.search
-        search_sums = shards.search if shards is not None and config.shard_answers == SUMS else None
         engine = _load_model(
-            config, stores, _ending(names),
-            may_fail=set(stores) - required, on_lost=on_lost, search=search, search_sums=search_sums,
-        )  # fmt: skip
+            config, stores, _ending(names), may_fail=set(stores) - required, on_lost=on_lost, search=search
+        )
         loaded = Loaded(_fingerprints(engine))
     except MemlmError as error:
         outbox.send(LoadFailed(error))
@@ -146,7 +143,6 @@ def _load_model(
     may_fail: Collection[str],
     on_lost: OnLost,
     search: ViewSearch,
-    search_sums: SumSearch | None = None,
 ) -> Engine:
     checkpoint = load_checkpoint(
         config.model, dtype=config.dtype, device=config.device, attention_window=config.attention_window,
@@ -168,6 +164,5 @@ def _load_model(
     dtype = config.dtype if config.dtype in ENCODER_DTYPES else "auto"
     encoder = None if config.encoder is None else load_encoder(config.encoder, dtype=dtype, device=config.device)
     return Engine(
-        checkpoint, stores, sessions,
-        may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search, search_sums=search_sums,
-    )  # fmt: skip
+        checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
+    )
