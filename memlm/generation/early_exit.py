@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from memlm.api.params import StreamRequest
 from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
@@ -28,6 +29,7 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.early_exit import HALTING, ExitRule, forward_early_exit, hoeffding_bentkus, learned_to_halt
 from memlm.model.gguf import companion
+from memlm.retrieval.retriever import Retriever
 
 RULE_FILE = "early_exit.json"
 THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -109,7 +111,7 @@ def calibrate(
 
 
 class EarlyExitDecoder:
-    """A decoder that reads single tokens through as few layers as a rule allows.
+    """An `OwnDecoder` that reads tokens through as few layers as a rule allows.
 
     It gives no keys to search a datastore with, because the layer that they come from may be left out.
     """
@@ -121,6 +123,24 @@ class EarlyExitDecoder:
         """Reads one token into `state` and returns its final hidden state."""
         hidden_11D, _ = forward_early_exit(self._decoder, token_11, state, self._rule)
         return hidden_11D
+
+
+def own_decoder_of(
+    checkpoint: Checkpoint, request: StreamRequest, retriever: Retriever | None
+) -> EarlyExitDecoder | None:
+    """The decoder of a request that asks for early exit, None for any other.
+
+    Raises InvalidInput for one that searches a datastore, and NotFound as `rule_of`.
+    """
+    if not request.early_exit:
+        return None
+    if retriever is not None and retriever.is_needed(request.neighbors):
+        raise InvalidInput(
+            "early_exit leaves out the layer whose input the datastore is searched with; ask without a datastore, or"
+            " without early_exit",
+            field="early_exit",
+        )
+    return EarlyExitDecoder(checkpoint.decoder, rule_of(checkpoint))
 
 
 def rule_of(checkpoint: Checkpoint) -> ExitRule:

@@ -23,6 +23,7 @@ from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.generation.early_exit import own_decoder_of
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
 from memlm.generation.remembering import entries_of, mean_key
@@ -108,11 +109,15 @@ class Engine:
         adapter = self.sessions.adapter_of(request, owner=owner)
         retrieval = request.retrieval if adapter is None else self._beside_adapter(request.retrieval)
         retriever = yield from self._retriever(retrieval)
+        own_decoder, most_past = own_decoder_of(self.checkpoint, request, retriever), self._most_past(retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
-        past = self.own_past(retrieval, None if lease is None else lease.state)
-        request = replace(request, adapter=adapter)
-        started = Generation.start(self.checkpoint, request, retriever, past, request_id=request_id, lease=lease)
-        return (yield from started)
+        past = None if own_decoder else self._past(most_past, None if lease is None else lease.state)
+        return (
+            yield from Generation.start(
+                self.checkpoint, replace(request, adapter=adapter), retriever, past,
+                request_id=request_id, lease=lease, own_decoder=own_decoder,
+            )
+        )  # fmt: skip
 
     def score(self, request: ScoreRequest) -> Steps[Score]:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""
@@ -131,14 +136,17 @@ class Engine:
         pending: PendingChange[RememberReport] = yield Offload(write, is_long=True, must_end=True)
         return pending.apply()
 
-    def own_past(self, params: RetrievalParams, session: SessionState | None = None) -> OwnPast | None:
-        """The past of a text as a memory, None for a request that does not use it. A session keeps its past for later
-        requests all the same.
+    def own_past(self, params: RetrievalParams) -> OwnPast | None:
+        """The past of a text as a memory, None for a request that does not use it.
 
         Raises InvalidInput for a model that was not tuned for it, if the request names a number of positions.
         """
-        settings, most = self.sessions.context_settings, params.context_cache
-        if settings is None and most:
+        return self._past(self._most_past(params), None)
+
+    def _most_past(self, params: RetrievalParams) -> int | None:
+        """How many of the last positions a request searches, None for all. Raises InvalidInput as `own_past`."""
+        most = params.context_cache
+        if self.sessions.context_settings is None and most:
             raise InvalidInput(
                 f"context_cache is {most}, but {self.checkpoint.path.name} was not tuned for it; run `memlm"
                 " tune-context` on held-out text, or leave context_cache out",
@@ -146,8 +154,11 @@ class Engine:
             )
         if params.spalm and most:
             raise InvalidInput("a trained gate mixes datastores alone; leave out context_cache or spalm", field="spalm")
-        if most is None and (params.spalm or not params.use_store):
-            most = 0
+        return 0 if most is None and (params.spalm or not params.use_store) else most
+
+    def _past(self, most: int | None, session: SessionState | None) -> OwnPast | None:
+        """The past of which `most` positions are searched. A session keeps it for later requests, even if none are."""
+        settings = self.sessions.context_settings
         if settings is None or (most == 0 and session is None):
             return None
         cache = None if session is None else session.past_to_extend()

@@ -28,15 +28,14 @@ from memlm.api.generation import (
     Token,
     Usage,
 )
-from memlm.api.params import MAX_SEED, GenerateRequest, StreamRequest
+from memlm.api.params import MAX_SEED, StreamRequest
 from memlm.base.steps import Steps
-from memlm.errors import InvalidInput
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.draft_budget import DraftBudget, Survival
 from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter
-from memlm.generation.early_exit import EarlyExitDecoder, rule_of
-from memlm.generation.prompts import prompt_steps, room_for
+from memlm.generation.prompts import EncodedPrompt, prompt_steps, room_for
 from memlm.generation.sampling import alternatives, sample
+from memlm.generation.seams import OwnDecoder
 from memlm.generation.session_files import SessionState
 from memlm.generation.session_reading import copied_aside
 from memlm.generation.sessions import Lease
@@ -62,18 +61,18 @@ class Generation:
         self,
         checkpoint: Checkpoint,
         request: StreamRequest,
-        prompt_ids: Sequence[int],
+        prompt: EncodedPrompt,
         retriever: Retriever | None,
         past: OwnPast | None = None,
         *,
         request_id: str = "",
         lease: Lease | None = None,
-        expected_ids: Sequence[int] = (),
+        own_decoder: OwnDecoder | None = None,
     ) -> None:
-        """`prompt_ids` is the request's prompt, encoded, and `expected_ids` its draft.
-
-        With a `lease`, the session's text comes before the prompt. The request names the session's adapter then.
+        """With a `lease`, the session's text comes before the prompt. The request names the session's adapter then.
+        With an `own_decoder`, there is no `past`, and no neighbors are needed.
         """
+        self.own_decoder = own_decoder
         self._decoder, self._tokenizer = checkpoint.decoder, checkpoint.tokenizer
         self._request, self.adapter, self._begun_s = request, request.adapter, time.perf_counter()
         self.retriever = retriever
@@ -81,17 +80,9 @@ class Generation:
         self._lease, self._session, self.past = lease, lease.state if lease else SessionState(), past
         self._is_chat = isinstance(request, ChatRequest)
         self._end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
-        is_text = isinstance(request, GenerateRequest) and not request.prompt_token_ids
-        if not self._session.context_ids and not is_text:
-            self.pending_ids = [*prompt_ids]
-        elif not self._session.context_ids:
-            as_document = retriever is not None and retriever.changes_output
-            self.pending_ids = self._tokenizer.framed(prompt_ids, as_document=as_document)
-        else:
-            self.pending_ids = [*self._session.pending_ids, *prompt_ids]
-        if not self.pending_ids:
-            raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
-        self._context_ids = [*self._session.context_ids, *prompt_ids]
+        as_document = retriever is not None and retriever.changes_output
+        self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
+        self._context_ids = [*self._session.context_ids, *prompt.ids]
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
         # Where the token that follows the first position of the past stands in the text.
         self._first_place = len(self._context_ids) - self.prompt_positions + 1
@@ -99,17 +90,6 @@ class Generation:
             self._first_place += self._session.num_read - len(past.cache)
         self._max_tokens = room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
         self.max_positions = self.prompt_positions + self._max_tokens - 1
-        # A decoder that is not shared with the batch: the number of layers differs from token to token.
-        self.own_decoder: EarlyExitDecoder | None = None
-        if request.early_exit:
-            if self.needs_retrieval:
-                raise InvalidInput(
-                    "early_exit leaves out the layer whose input the datastore is searched with; ask without a"
-                    " datastore, or without early_exit",
-                    field="early_exit",
-                )
-            self.past = None  # it has no keys either
-            self.own_decoder = EarlyExitDecoder(checkpoint.decoder, rule_of(checkpoint))
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
         self.accepted = Accepted(
@@ -120,10 +100,10 @@ class Generation:
             lam=retriever.lam if retriever else 0.0,
             knn_temperature=retriever.temperature if retriever else 0.0,
         )
-        self.usage = Usage(prompt_tokens=len(prompt_ids))
+        self.usage = Usage(prompt_tokens=len(prompt.ids))
         self.finished: Finished | None = None
         self.draft: Draft | None = None
-        self._drafter = self._new_drafter(expected_ids)
+        self._drafter = self._new_drafter(prompt.expected_ids)
         self._survival = Survival(DraftBudget.of(checkpoint.decoder).experience(self.stores).survival)
         self._draft_counts: dict[DraftSource, tuple[int, int, int]] = {}
 
@@ -137,14 +117,14 @@ class Generation:
         *,
         request_id: str = "",
         lease: Lease | None = None,
+        own_decoder: OwnDecoder | None = None,
     ) -> Steps[Generation]:
         """Encodes the prompt and makes the generation. An error ends the lease."""
         try:
-            prompt_ids = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
-            expected_ids = yield from checkpoint.tokenizer.encode_steps(request.draft)
+            prompt = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
             return cls(
-                checkpoint, request, prompt_ids, retriever, past,
-                request_id=request_id, lease=lease, expected_ids=expected_ids,
+                checkpoint, request, prompt, retriever, past,
+                request_id=request_id, lease=lease, own_decoder=own_decoder,
             )  # fmt: skip
         except BaseException:
             if lease is not None:
@@ -188,10 +168,7 @@ class Generation:
     @property
     def needs_retrieval(self) -> bool:
         """Whether neighbors can change the distribution, or are part of the answer."""
-        retriever = self.retriever
-        return retriever is not None and (
-            retriever.changes_output or bool(retriever.stores and self._request.neighbors)
-        )
+        return self.retriever is not None and self.retriever.is_needed(self._request.neighbors)
 
     @property
     def stores(self) -> tuple[ModelStore, ...]:

@@ -8,20 +8,19 @@ weights the product of the mixtures is the sum over whole texts. The prompts are
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from memlm.api.generation import Accepted, Finished, GenerationEvent, Token
+from memlm.api.generation import Accepted, Finished, Token
 from memlm.errors import InvalidInput
 from memlm.generation.generation import Generation
+from memlm.generation.seams import UNBOUNDED
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.checkpoint import Checkpoint
-
-UNBOUNDED = 1 << 40  # tokens in one piece
 
 
 class PromptMixture:
@@ -98,14 +97,14 @@ def mixed_logprobs(
 
 
 class MixedGeneration:
-    """One text from the mixture of the prompts of several generations that search no datastore. Sampling, stop strings
-    and limits are those of the longest prompt's request.
+    """A `SteppedText` from the mixture of the prompts of several generations that search no datastore. Sampling, stop
+    strings and limits are those of the longest prompt's request.
 
     `weights` are those of `PromptMixture`. `close` closes the generations.
     """
 
     def __init__(self, checkpoint: Checkpoint, generations: Sequence[Generation], weights: Sequence[float]) -> None:
-        self.leader = max(generations, key=lambda generation: generation.prompt_positions)
+        self._leader = max(generations, key=lambda generation: generation.prompt_positions)
         self._generations, self._checkpoint, self._weights = generations, checkpoint, weights
         self._mixture: PromptMixture | None = None
         self._since_s = 0.0
@@ -116,6 +115,11 @@ class MixedGeneration:
         return sum(generation.num_pending for generation in self._generations)
 
     @property
+    def max_positions(self) -> int:
+        """The most tokens of a row."""
+        return self._leader.max_positions
+
+    @property
     def num_rows(self) -> int:
         """The number of prompts."""
         return len(self._generations)
@@ -123,14 +127,14 @@ class MixedGeneration:
     @property
     def accepted(self) -> Accepted:
         """The first event."""
-        return self.leader.accepted
+        return self._leader.accepted
 
     @property
     def finished(self) -> Finished | None:
         """The last event, with the weights after the text, once it has ended."""
-        if self.leader.finished is None or self._mixture is None:
+        if self._leader.finished is None or self._mixture is None:
             return None
-        return replace(self.leader.finished, passage_weights=self._mixture.weights)
+        return replace(self._leader.finished, passage_weights=self._mixture.weights)
 
     def step(self, most_tokens: int) -> tuple[Token, ...]:
         """Reads about `most_tokens` of the prompts, or the last token behind each, and then samples a token. Returns
@@ -138,14 +142,14 @@ class MixedGeneration:
         """
         if self._mixture is None:
             self._since_s, prompts = time.perf_counter(), [generation.pending_ids for generation in self._generations]
-            capacity = self.leader.max_positions
+            capacity = self._leader.max_positions
             self._mixture = PromptMixture(self._checkpoint, prompts, self._weights, capacity=capacity)
         mixed_V = self._mixture.read_piece(most_tokens)
         if mixed_V is None:
             return ()
         with torch.inference_mode():
-            tokens, _ = self.leader.sample_run(mixed_V[None], [None], self._since_s)
-        (token_id,) = self.leader.pending_ids
+            tokens, _ = self._leader.sample_run(mixed_V[None], [None], self._since_s)
+        (token_id,) = self._leader.pending_ids
         self._mixture.append(token_id)
         self._since_s = time.perf_counter()
         return tokens
@@ -154,15 +158,3 @@ class MixedGeneration:
         """Closes the generations."""
         for generation in self._generations:
             generation.close()
-
-
-def stream_mixed(mixed: MixedGeneration) -> Generator[GenerationEvent, None, None]:
-    """Drives a mixture: yields Accepted, its tokens, and Finished. Closes it."""
-    try:
-        yield mixed.accepted
-        while (finished := mixed.finished) is None:
-            if tokens := mixed.step(UNBOUNDED):
-                yield tokens
-        yield finished
-    finally:
-        mixed.close()

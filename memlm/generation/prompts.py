@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from memlm.api.chat import ChatRequest
 from memlm.api.params import GenerateRequest, StreamRequest
 from memlm.base.steps import Offload, Steps
-from memlm.data.tokenizer import SHORT_CHARACTERS
+from memlm.data.tokenizer import SHORT_CHARACTERS, Tokenizer
 from memlm.errors import InvalidInput
 from memlm.generation.session_files import SessionState
 from memlm.model.checkpoint import Checkpoint
@@ -15,11 +16,39 @@ from memlm.model.checkpoint import Checkpoint
 MESSAGE_CHARACTERS = 128  # of text take as long to encode as a template to write a message
 
 
-def prompt_steps(checkpoint: Checkpoint, request: StreamRequest, session: SessionState) -> Steps[Sequence[int]]:
-    """Encodes a prompt after a session's text, a long one outside the loop.
+class EncodedPrompt(NamedTuple):
+    """The tokens of a request's prompt, and those of its draft, which the text is expected to resemble."""
+
+    ids: Sequence[int]
+    expected_ids: Sequence[int] = ()
+
+    def behind(
+        self, session: SessionState, request: StreamRequest, tokenizer: Tokenizer, *, as_document: bool
+    ) -> list[int]:
+        """The tokens that the model reads first: what a session's text left to be read and the prompt, or the prompt in
+        its frame, which `as_document` is that of a datastore's documents. Raises InvalidInput if there are none.
+        """
+        if session.context_ids:
+            ids = [*session.pending_ids, *self.ids]
+        elif isinstance(request, GenerateRequest) and not request.prompt_token_ids:
+            ids = tokenizer.framed(self.ids, as_document=as_document)
+        else:
+            ids = [*self.ids]
+        if not ids:
+            raise InvalidInput("the session's text has ended; give a prompt to go on with", field="prompt")
+        return ids
+
+
+def prompt_steps(checkpoint: Checkpoint, request: StreamRequest, session: SessionState) -> Steps[EncodedPrompt]:
+    """Encodes a prompt after a session's text, and the request's draft, long ones outside the loop.
 
     A prompt that is far too long is refused before it is encoded.
     """
+    ids = yield from _prompt_ids(checkpoint, request, session)
+    return EncodedPrompt(ids, (yield from checkpoint.tokenizer.encode_steps(request.draft)))
+
+
+def _prompt_ids(checkpoint: Checkpoint, request: StreamRequest, session: SessionState) -> Steps[Sequence[int]]:
     if isinstance(request, ChatRequest):
         return (yield from _conversation_steps(checkpoint, request, session))
     assert isinstance(request, GenerateRequest)

@@ -23,8 +23,9 @@ from memlm.errors import InvalidInput, NotFound
 from memlm.generation.batch import stream
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
-from memlm.generation.mixture import MixedGeneration, stream_mixed
+from memlm.generation.mixture import MixedGeneration
 from memlm.generation.prompts import check_conversation
+from memlm.generation.seams import SteppedText, stream_steps
 from memlm.model.checkpoint import Checkpoint
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
 
@@ -42,9 +43,9 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A generation, or the mixture of several, before its first token, and its prompt if that has passages."""
+    """A generation, or a text that draws by itself, before its first token, and its prompt if that has passages."""
 
-    generation: Generation | MixedGeneration
+    generation: Generation | SteppedText
     prompt: AnswerPrompt | None = None
 
     @property
@@ -101,9 +102,7 @@ def stream_request(engine: Engine, request: StreamRequest) -> Generator[Generati
     """Yields Accepted, with the prompt if that has passages, the tokens, and Finished. Raises as `start_request`."""
     started = run_steps(start_request(engine, request))
     generation = started.generation
-    events = (
-        stream_mixed(generation) if isinstance(generation, MixedGeneration) else stream(engine.checkpoint, generation)
-    )
+    events = stream(engine.checkpoint, generation) if isinstance(generation, Generation) else stream_steps(generation)
     with closing(events):
         for event in events:
             yield started.accepted if isinstance(event, Accepted) else event

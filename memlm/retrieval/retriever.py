@@ -141,6 +141,10 @@ class Retriever:
         """Whether neighbors can change the distribution: λ = 0 is the model alone."""
         return bool(self.lam or self.adaptive or self.gate)
 
+    def is_needed(self, num_shown: int) -> bool:
+        """Whether neighbors can change the distribution, or are part of an answer that shows `num_shown` a token."""
+        return self.changes_output or bool(self.stores and num_shown)
+
     @property
     def needs_max_logprob(self) -> bool:
         """Whether λ depends on the model's largest log-probability."""

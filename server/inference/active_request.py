@@ -8,7 +8,7 @@ from typing import Any
 
 from memlm.base.steps import Steps
 from memlm.generation.generation import Generation
-from memlm.generation.mixture import MixedGeneration
+from memlm.generation.seams import SteppedText
 from memlm.generation.step_search import RunningSequence
 from memlm.server.inference.messages import Submission
 
@@ -24,7 +24,7 @@ class ActiveRequest:
     submission: Submission
     num_tokens: int = 0  # of its prompt, estimated until the prompt is encoded
     steps: Steps[None] | None = None
-    generation: Generation | MixedGeneration | None = None
+    generation: Generation | SteppedText | None = None
     sequence: RunningSequence | None = None
     must_wait: bool = False  # until it is admitted, although it may run already
     cache_bytes: int = 0  # the most that its keys and values may take

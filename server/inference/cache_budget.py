@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memlm.errors import InvalidInput
-from memlm.generation.generation import Generation
 from memlm.model.checkpoint import Checkpoint
 from memlm.model.state_size import row_bytes
 
@@ -20,11 +19,9 @@ class CacheBudget:
     def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:
         self.max_bytes, self._checkpoint = max_bytes, checkpoint
 
-    def required_bytes(self, generation: Generation, num_rows: int = 1) -> int:
-        """The most bytes that a generation may take, in all its rows. Raises InvalidInput where that exceeds
-        `max_bytes`.
-        """
-        decoder, num_tokens = self._checkpoint.decoder, generation.max_positions
+    def required_bytes(self, num_tokens: int, num_rows: int = 1) -> int:
+        """The bytes of rows of so many tokens. Raises InvalidInput where that exceeds `max_bytes`."""
+        decoder = self._checkpoint.decoder
         required_bytes = num_rows * row_bytes(decoder.config, num_tokens, decoder.dtype)
         if required_bytes > self.max_bytes:
             needed, total = required_bytes / MIB, self.max_bytes / MIB

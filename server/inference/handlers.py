@@ -37,7 +37,7 @@ from memlm.errors import InvalidInput
 from memlm.generation.batch import PREFILL_TOKENS, Batch
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
-from memlm.generation.mixture import MixedGeneration
+from memlm.generation.seams import SteppedText
 from memlm.prompting.answers import start_request
 from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.cache_budget import CacheBudget
@@ -89,7 +89,7 @@ class TokenStreamer:
     def __init__(
         self,
         submission: Submission,
-        generation: Generation | MixedGeneration,
+        generation: Generation | SteppedText,
         send: Send,
         flush_timer: FlushTimer,
         prompt: AnswerPrompt | None = None,
@@ -127,12 +127,12 @@ def generate_steps(
     assert isinstance(request, StreamRequest)
     started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner)
     generation, prompt = started.generation, started.prompt
-    if isinstance(generation, MixedGeneration):
-        yield from _mixture_steps(active, generation, prompt, send, flush_timer, cache_budget)
+    if not isinstance(generation, Generation):
+        yield from _stepped(active, generation, prompt, send, flush_timer, cache_budget)
         return
     active.generation = generation
     try:
-        active.cache_bytes, active.must_wait = cache_budget.required_bytes(generation), True
+        active.cache_bytes, active.must_wait = cache_budget.required_bytes(generation.max_positions), True
         yield None  # until it is admitted
         sequence = active.sequence = yield from batch.add(generation)
         streamer = TokenStreamer(submission, generation, send, flush_timer, prompt)
@@ -153,25 +153,25 @@ def generate_steps(
         generation.close()
 
 
-def _mixture_steps(
+def _stepped(
     active: ActiveRequest,
-    mixed: MixedGeneration,
+    text: SteppedText,
     prompt: AnswerPrompt | None,
     send: Send,
     flush_timer: FlushTimer,
     cache_budget: CacheBudget,
 ) -> Steps[None]:
-    """A generation from a mixture of prompts, outside the batch: a piece of the prompts a step, then a token."""
-    active.generation = mixed
+    """A text beside the batch: a piece of its prompts a step, then a token."""
+    active.generation = text
     try:
-        active.cache_bytes, active.must_wait = cache_budget.required_bytes(mixed.leader, mixed.num_rows), True
+        active.cache_bytes, active.must_wait = cache_budget.required_bytes(text.max_positions, text.num_rows), True
         yield None  # until it is admitted
-        streamer = TokenStreamer(active.submission, mixed, send, flush_timer, prompt)
-        while mixed.finished is None:
+        streamer = TokenStreamer(active.submission, text, send, flush_timer, prompt)
+        while text.finished is None:
             yield None
-            streamer.add(mixed.step(PREFILL_TOKENS))
+            streamer.add(text.step(PREFILL_TOKENS))
     finally:
-        mixed.close()
+        text.close()
 
 
 def answer_and_send(submission: Submission, engine: Engine, send: Send) -> Steps[None]:

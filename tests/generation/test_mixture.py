@@ -6,7 +6,8 @@ import pytest
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
-from memlm.generation.mixture import MixedGeneration, PromptMixture, mixed_logprobs, stream_mixed
+from memlm.generation.mixture import MixedGeneration, PromptMixture, mixed_logprobs
+from memlm.generation.seams import stream_steps
 from memlm.language_model import LanguageModel
 
 PROMPTS = ["the memory of", "a page", "it is a model, and the stream ends with the call"]
@@ -92,7 +93,7 @@ def generations(lm: LanguageModel, prompts: list[str], options: dict) -> list:
 
 
 def run(lm: LanguageModel, generations: list, weights: list[float], logprobs: list[float] | None = None):
-    _, *events, finished = stream_mixed(MixedGeneration(lm.checkpoint, generations, weights))
+    _, *events, finished = stream_steps(MixedGeneration(lm.checkpoint, generations, weights))
     tokens = [token for each in events for token in each]
     if logprobs is not None:
         logprobs += [token.logprob for token in tokens]

@@ -56,6 +56,14 @@ def after(model: LanguageModel, ids: tuple[int, ...], count: int) -> list:
         return list(session.generate(temperature=0, max_tokens=count))
 
 
+@pytest.mark.parametrize(("option", "error"), [({"context_cache": 5}, InvalidInput), ({"early_exit": True}, NotFound)])
+def test_a_request_that_is_refused_leaves_its_session_free(model, option, error):
+    with model.session() as session:
+        with pytest.raises(error):
+            session.generate(TEXT, max_tokens=1, **option)
+        assert session.generate(TEXT, max_tokens=1).result().tokens
+
+
 def test_a_text_in_pieces_is_the_text_at_once(model):
     whole = list(model.generate(TEXT, temperature=0, max_tokens=8))
     ids = ids_of(model, TEXT)
