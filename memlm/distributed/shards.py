@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64, Int64
 
 from memlm.base.addresses import channel_options_of, proxy_advice
 from memlm.base.lists import items_of
@@ -61,6 +61,8 @@ TIMEOUT_S, GREETING_S = 5.0, 1.0
 GREET_AGAIN_S, CHECK_AGAIN_S = 0.5, 5.0
 FIRST_REST_S, LONGEST_REST_S, MOST_DOUBLINGS = 0.25, 30.0, 10  # of a process after failed searches
 FIRST_GREETING_S = 10.0  # that a new object waits for its shards
+
+_Segments: TypeAlias = tuple[Segment, ...]  # of a view of a datastore
 
 log = logging.getLogger("memlm.shards")
 
@@ -189,34 +191,18 @@ class Shards:
         replicas = self._replicas_of(store_id := views_Q[0].manifest.store_id)
         if replicas is None:
             return search_views(views_Q, queries_QD, k, nprobe=nprobe, only=only)
-        queries_QD = views_Q[0].rounded(queries_QD, k)
-        views = dict.fromkeys(view.segments for view in views_Q)
+        segments, (views, view_Q) = views_Q[0].segments, _numbered(views_Q)
         if only and len(views) > 1:
             raise ValueError("different views take no filter")
-        number_of = {segments: number for number, segments in enumerate(views)}
-        view_Q = np.array([number_of[view.segments] for view in views_Q])
-        whole = ShardSearch(store_id, queries_QD, k, nprobe, (), view_Q, only)
-        segments, deadline_s = views_Q[0].segments, time.monotonic() + self._timeout_s
-        shard_of = shards_of([segment.record for segment in segments], len(replicas))
         if not segments:
             return Neighbors.none(len(queries_QD), k)
-        asked = list[_Asked]()
-        for shard in sorted(set(shard_of)):
-            mine = [place for place, other in enumerate(shard_of) if other == shard]
-            named = tuple(tuple(self._view_of(view[place])[0] for place in mine) for view in views)
-            if replicas[shard - 1]:
-                asked.append(_Asked(shard, replace(whole, views=named), replicas[shard - 1], deadline_s))
-                asked[-1].start(asked[-1].search)
-        masks = {view.deleted: mask for each in views for view, mask in map(self._view_of, each) if mask}
-        found = self._answers(asked, masks)
+        shard_of = shards_of([segment.record for segment in segments], len(replicas))
+        whole = ShardSearch(store_id, views_Q[0].rounded(queries_QD, k), k, nprobe, (), view_Q, only)
+        found = self._answers(self._ask(whole, views, shard_of, replicas), views)
         if not found:
             raise Unavailable("no shard that has entries of the datastore answers; try again in a moment")
-        place_of = {segment.record.number: place for place, segment in enumerate(segments)}
-        nearest = _merged([*found.values()], place_of, k)
-        if len(found) == len(set(shard_of)):
-            return nearest
-        shares = np.array([_share(view, [shard in found for shard in shard_of]) for view in views])
-        return nearest if (shares == 1).all() else replace(nearest, shares_Q=shares[view_Q])
+        shares_Q = _shares_of(views, view_Q, [shard in found for shard in shard_of])
+        return replace(_merged([*found.values()], segments, k), shares_Q=shares_Q)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -288,8 +274,22 @@ class Shards:
                 if replica.reachable != was_reachable:
                     log.warning("the shard at %s %s", replica.address, "answers" if replica.reachable else "is gone")
 
-    def _answers(self, asked: Sequence[_Asked], masks: Mapping[str, bytes]) -> dict[int, Neighbors]:
-        """Waits for what each shard finds, with `partial` those that answer."""
+    def _ask(
+        self, whole: ShardSearch, views: Sequence[_Segments], shard_of: Sequence[int], replicas: list[list[_Replica]]
+    ) -> list[_Asked]:
+        """Sends each shard the part of a search that is in its segments, if one of its replicas is there."""
+        asked, deadline_s = list[_Asked](), time.monotonic() + self._timeout_s
+        for shard in sorted(set(shard_of)):
+            mine = [place for place, other in enumerate(shard_of) if other == shard]
+            named = tuple(tuple(self._view_of(view[place])[0] for place in mine) for view in views)
+            if replicas[shard - 1]:
+                asked.append(_Asked(shard, replace(whole, views=named), replicas[shard - 1], deadline_s))
+                asked[-1].start(asked[-1].search)
+        return asked
+
+    def _answers(self, asked: Sequence[_Asked], views: Sequence[_Segments]) -> dict[int, Neighbors]:
+        """Waits for what each shard finds in the views, with `partial` those that answer."""
+        masks = {view.deleted: mask for each in views for view, mask in map(self._view_of, each) if mask}
         found = dict[int, Neighbors]()
         try:
             for each in asked:
@@ -382,15 +382,33 @@ def _answer(asked: _Asked, masks: Mapping[str, bytes]) -> Neighbors:
         return answer.found
 
 
-def _share(view: Sequence[Segment], is_searched: Sequence[bool]) -> float:
+def _shares_of(
+    views: Sequence[_Segments], view_Q: Int64[np.ndarray, " Q"], is_searched: Sequence[bool]
+) -> Float64[np.ndarray, " Q"] | None:
+    """The share of each query's view that lies in searched segments. None if all of each does."""
+    if all(is_searched):
+        return None
+    shares = np.array([_share(view, is_searched) for view in views])
+    return None if (shares == 1).all() else shares[view_Q]
+
+
+def _share(view: _Segments, is_searched: Sequence[bool]) -> float:
     """The share of a view's live entries that lie in searched segments."""
     sizes = [segment.num_live_entries for segment in view]
     searched = sum(size for size, found in zip(sizes, is_searched, strict=True) if found)
     return searched / sum(sizes) if searched < sum(sizes) else 1.0
 
 
-def _merged(parts: Sequence[Neighbors], place_of: Mapping[int, int], k: int) -> Neighbors:
+def _numbered(views_Q: Sequence[Snapshot]) -> tuple[list[_Segments], Int64[np.ndarray, " Q"]]:
+    """The segments of each different view, and the number of each query's view."""
+    number_of: dict[_Segments, int] = {}
+    view_Q = np.array([number_of.setdefault(view.segments, len(number_of)) for view in views_Q])
+    return [*number_of], view_Q
+
+
+def _merged(parts: Sequence[Neighbors], segments: _Segments, k: int) -> Neighbors:
     """The k nearest of several shards. Of equal distances, those in earlier segments come first, as in one process."""
+    place_of = {segment.record.number: place for place, segment in enumerate(segments)}
     arrays = zip(*((part.distances_QK, part.ids_QK, part.values_QK) for part in parts), strict=True)
     distances_QM, ids_QM, values_QM = (np.concatenate(each, axis=1) for each in arrays)
     numbers, inverse = np.unique(ids_QM >> ROW_BITS, return_inverse=True)

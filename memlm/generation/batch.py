@@ -136,26 +136,30 @@ class Batch:
             for each in decoded:
                 remember(each.sequence, each.sequence.generation.ids_to_read, each.keys_ND)
             num_passes, prefilled = bool(self._rows) + len(self._apart), self._prefill()
-            if decoded or prefilled:
+            stepped = [*decoded, *prefilled]
+            if stepped:
                 num_rows = sum(len(each.hidden_ND) for each in decoded)
                 with decoding_threads(self._decoder, num_rows + len(prefilled)):
-                    found = search_memories(self._decoder, [*decoded, *prefilled])
+                    found = search_memories(self._decoder, stepped)
                 if num_passes == 1 and not prefilled:
                     self._cost(each.sequence for each in decoded).add(num_rows, time.perf_counter() - begin_s)
-                self._sample([*decoded, *prefilled], found)
+                self._sample(stepped, found)
             self._join()
-        sequences = [each.sequence for each in (*decoded, *prefilled)]
-        for sequence in sequences:
-            if sequence.generation.finished and sequence.generation.has_session:
-                try:
-                    sequence.state = self._apart.get(sequence)
-                    if sequence.state is None:
-                        sequence.state = self._pool.state.extract_row(self._rows.index(sequence))
-                except Exception as error:
-                    sequence.failure = error
-            if sequence.is_done:
-                self.remove(sequence)
-        return sequences
+        for each in stepped:
+            self._end(each.sequence)
+        return [each.sequence for each in stepped]
+
+    def _end(self, sequence: RunningSequence) -> None:
+        """Removes a sequence that is done, and takes its KV cache for its session."""
+        if sequence.generation.finished and sequence.generation.has_session:
+            try:
+                sequence.state = self._apart.get(sequence)
+                if sequence.state is None:
+                    sequence.state = self._pool.state.extract_row(self._rows.index(sequence))
+            except Exception as error:
+                sequence.failure = error
+        if sequence.is_done:
+            self.remove(sequence)
 
     def _decode_rows(self) -> list[Decoded]:
         """Reads the last token and the draft of every row of the pool."""
@@ -184,27 +188,27 @@ class Batch:
 
     def _draft(self, sequences: Sequence[RunningSequence], state: DecoderState) -> tuple[list[list[int]], list[int]]:
         """Chooses the drafts of one pass. Returns the tokens that it reads of each sequence, and their numbers."""
-        generations = [sequence.generation for sequence in sequences]
-        chances, num_forced = list[list[float]](), list[int]()
+        chances, num_forced = list[list[float]](), 0
         for sequence, room in zip(sequences, state.draft_room_B(), strict=True):
-            expected, is_forced = list[float](), False
+            drafts, expected = sequence.generation.drafts, list[float]()
             try:
-                expected, is_forced = sequence.generation.propose(room - 1)
+                expected = drafts.propose(room - 1)
             except Exception as error:
                 sequence.failure = error
-            chances.append([] if is_forced else expected)
-            num_forced.append(len(expected) if is_forced else 0)
+            num_forced += len(expected) if drafts.is_forced else 0
+            chances.append([] if drafts.is_forced else expected)
         if any(chances):
             seconds = self._cost(sequences).seconds
-            lengths = allot(chances, lambda num_rows: seconds(num_rows + sum(num_forced)))
-            for generation, length, forced in zip(generations, lengths, num_forced, strict=True):
-                generation.shorten_draft(forced or length)
-        ids = [generation.ids_to_read for generation in generations]
+            lengths = allot(chances, lambda num_rows: seconds(num_rows + num_forced))
+            for sequence, length in zip(sequences, lengths, strict=True):
+                if not sequence.generation.drafts.is_forced:
+                    sequence.generation.drafts.shorten(length)
+        ids = [sequence.generation.ids_to_read for sequence in sequences]
         return ids, list(map(len, ids))
 
     def _cost(self, sequences: Iterable[RunningSequence]) -> PassCost:
         """The times of passes that search all datastores of these sequences."""
-        stores = (store for sequence in sequences for store in sequence.generation.stores)
+        stores = (store for sequence in sequences for store in sequence.generation.drafts.stores)
         return self._budget.experience(stores).cost
 
     def _prefill(self) -> list[Decoded]:
@@ -213,28 +217,34 @@ class Batch:
         while self._prompts and room > 0:
             group = self._next_group(room)
             size = min(room, max(prompt.num_pending for prompt in group))
-            pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
-            if (state := group[0].state) is None:
-                capacity = self._places_for(max(prompt.num_pending for prompt in group))
-                adapters_B = [prompt.sequence.generation.adapter for prompt in group]
-                state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
-                if len(group) == 1:
-                    group[0].state = state
-            with decoding_threads(self._decoder, len(group) * size):
-                hidden_BTD, keys_BTD = self._decoder(_padded(pieces), state, new_B=[len(piece) for piece in pieces])
+            decoded += self._read_prompts(group, size)
             room -= len(group) * size
-            for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
-                prompt.done += len(piece)
-                remember(prompt.sequence, piece, keys_BTD[row, : len(piece)])
-                if prompt.num_pending:
-                    continue
-                self._prompts.popleft()
-                if prompt.apart:
-                    self._apart[prompt.sequence] = state
-                else:
-                    self._joining.append(_Joining(prompt.sequence, state, row))
-                last = slice(len(piece) - 1, len(piece))
-                decoded.append(Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
+        return decoded
+
+    def _read_prompts(self, group: Sequence[_Prefill], size: int) -> list[Decoded]:
+        """Reads up to `size` tokens of each of the oldest prompts. Returns those that are through."""
+        pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
+        if (state := group[0].state) is None:
+            capacity = self._places_for(max(prompt.num_pending for prompt in group))
+            adapters_B = [prompt.sequence.generation.adapter for prompt in group]
+            state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
+            if len(group) == 1:
+                group[0].state = state
+        with decoding_threads(self._decoder, len(group) * size):
+            hidden_BTD, keys_BTD = self._decoder(_padded(pieces), state, new_B=[len(piece) for piece in pieces])
+        decoded = list[Decoded]()
+        for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
+            prompt.done += len(piece)
+            remember(prompt.sequence, piece, keys_BTD[row, : len(piece)])
+            if prompt.num_pending:
+                continue
+            self._prompts.popleft()
+            if prompt.apart:
+                self._apart[prompt.sequence] = state
+            else:
+                self._joining.append(_Joining(prompt.sequence, state, row))
+            last = slice(len(piece) - 1, len(piece))
+            decoded.append(Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
         return decoded
 
     def _join(self) -> None:
@@ -279,7 +289,7 @@ class Batch:
                 sequence = each.sequence
                 if sequence.failure is None:
                     try:
-                        tokens, num_read = sequence.generation.sample_run(
+                        tokens, num_read = sequence.generation.sample_draft(
                             logprobs_NV, results_N, sequence.since_s, past
                         )
                         sequence.tokens, num_wrong[sequence] = tokens, len(each.hidden_ND) - 1 - num_read

@@ -148,7 +148,7 @@ class MixedGeneration:
         if mixed_V is None:
             return ()
         with torch.inference_mode():
-            tokens, _ = self._leader.sample_run(mixed_V[None], [None], self._since_s)
+            tokens, _ = self._leader.sample_draft(mixed_V[None], [None], self._since_s)
         (token_id,) = self._leader.pending_ids
         self._mixture.append(token_id)
         self._since_s = time.perf_counter()

@@ -66,45 +66,68 @@ def search_memories(decoder: Decoder, decoded: Sequence[Decoded]) -> Found:
     return Found(logprobs_RV, results, list(map(_search_past, decoded, each_NV)))
 
 
+class _Position(NamedTuple):
+    """A position that datastores are searched for, in the views of one text: that behind so many tokens of a draft."""
+
+    each: Decoded
+    number: int  # of the sequence
+    place: int
+    row: int  # of all positions
+    views: tuple[Snapshot, ...]
+
+
 def _search_stores(
     decoder: Decoder, decoded: Sequence[Decoded], logprobs_RV: Float[Tensor, "R V"]
 ) -> list[list[RetrievalResult | None]]:
     """Searches once for each retriever, also where sequences exclude documents. A gate changes the log-probabilities
     in place.
     """
-    positions = [(number, place) for number, each in enumerate(decoded) for place in range(len(each.hidden_ND))]
-    rows_of: dict[Retriever, list[int]] = {}
-    views: dict[int, tuple[Snapshot, ...]] = {}
-    for row, (number, _) in enumerate(positions):
-        sequence = decoded[number].sequence
-        if (retriever := sequence.generation.retriever) is not None and sequence.generation.needs_retrieval:
-            try:
-                views[row] = retriever.views
-            except Exception as error:
-                sequence.failure = error
-            else:
-                rows_of.setdefault(retriever.shared, []).append(row)
     results: list[list[RetrievalResult | None]] = [[None] * len(each.hidden_ND) for each in decoded]
-    keys_RD = _as_numpy(torch.cat([each.keys_ND for each in decoded])) if rows_of else None
-    for retriever, rows in rows_of.items():
-        places = [(decoded[positions[row][0]], positions[row][1]) for row in rows]
+    for retriever, positions in _positions_by_retriever(decoded).items():
         try:
-            assert keys_RD is not None
-            max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1) if retriever.needs_max_logprob else None
-            views_Q = [views[row] for row in rows]
-            result = retriever.search(keys_RD[rows], max_logprobs_Q, views_Q, may_be_partial=True)
-            texts = [each.sequence.generation.guarded_ids(place) for each, place in places]
-            result = without_repeats(result, texts, retriever.tokens_before)
-            if retriever.gate is not None:
-                hidden_QD = torch.cat([each.hidden_ND for each in decoded])[rows]
-                logprobs_RV[rows] = decoder.logprobs(gated(decoder, retriever.gate, hidden_QD, result.neighbors)).cpu()
-            for query, row in enumerate(rows):
-                number, place = positions[row]
-                results[number][place] = result.row(query)
+            found = _search_together(decoder, retriever, positions, logprobs_RV)
+            for query, position in enumerate(positions):
+                results[position.number][position.place] = found.row(query)
         except Exception as error:
-            for row in rows:
-                decoded[positions[row][0]].sequence.failure = error
+            for position in positions:
+                position.each.sequence.failure = error
     return results
+
+
+def _positions_by_retriever(decoded: Sequence[Decoded]) -> dict[Retriever, list[_Position]]:
+    """The positions whose neighbors are needed. A text whose views cannot be had has failed."""
+    positions, row = dict[Retriever, list[_Position]](), 0
+    for number, each in enumerate(decoded):
+        first, row = row, row + len(each.hidden_ND)
+        generation = each.sequence.generation
+        if (retriever := generation.retriever) is None or not generation.needs_retrieval:
+            continue
+        try:
+            views = retriever.views
+        except Exception as error:
+            each.sequence.failure = error
+            continue
+        mine = [_Position(each, number, place, first + place, views) for place in range(len(each.hidden_ND))]
+        positions.setdefault(retriever.shared, []).extend(mine)
+    return positions
+
+
+def _search_together(
+    decoder: Decoder, retriever: Retriever, positions: Sequence[_Position], logprobs_RV: Float[Tensor, "R V"]
+) -> RetrievalResult:
+    """The neighbors of the positions of a retriever, without those that would repeat a text."""
+    rows, max_logprobs_Q = [position.row for position in positions], None
+    if retriever.needs_max_logprob:
+        max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1)
+    keys_QD = _as_numpy(torch.stack([position.each.keys_ND[position.place] for position in positions]))
+    views_Q = [position.views for position in positions]
+    found = retriever.search(keys_QD, max_logprobs_Q, views_Q, may_be_partial=True)
+    texts = [position.each.sequence.generation.guarded_ids(position.place) for position in positions]
+    found = without_repeats(found, texts, retriever.tokens_before)
+    if retriever.gate is not None:
+        hidden_QD = torch.stack([position.each.hidden_ND[position.place] for position in positions])
+        logprobs_RV[rows] = decoder.logprobs(gated(decoder, retriever.gate, hidden_QD, found.neighbors)).cpu()
+    return found
 
 
 def _search_past(each: Decoded, logprobs_NV: Float[Tensor, "N V"]) -> RetrievalResult | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -32,6 +32,7 @@ from memlm.retrieval.store import ModelStore
 
 # Takes a snapshot, the ids of N entries and a count C. Returns C tokens beside each entry, (N, C).
 TokensAround: TypeAlias = Callable[[Snapshot, np.ndarray, int], np.ndarray]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
@@ -67,30 +68,22 @@ class Retriever:
 
         Documents are excluded by `excluding`. Raises InvalidInput for a weight of a store without keys.
         """
-        weight_of = {each.name: each.weight for each in params.stores}
         draft_stores = tuple(store for store in stores if store.snapshot.drafts_only)
-        for store in draft_stores:
-            if weight_of.get(store.name, 1.0) != 1.0:
-                raise InvalidInput(
-                    f"the datastore {store.name!r} has no keys, so it is not mixed in and has no weight; leave its"
-                    " weight out",
-                    field="stores",
-                )
-        if not (stores := [store for store in stores if store not in draft_stores]):
+        searched = tuple(store for store in stores if store not in draft_stores)
+        weights = _weights_of(searched, draft_stores, params)
+        if not searched:
             return cls((), (), k=0, lam=0.0, temperature=0.0, nprobe=None, draft_stores=draft_stores)
-        first, defaults = stores[0], stores[0].snapshot.defaults
+        defaults = searched[0].snapshot.defaults
         lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
-        as_tuned = len(stores) == 1 and not params.spalm and params.lam is params.k is params.knn_temperature is None
-        adaptive = AdaptiveLam.of(defaults.adaptive) if as_tuned and defaults.adaptive is not None else None
         return cls(
-            stores=tuple(stores),
-            weights=tuple(weight_of.get(store.name, 1.0) for store in stores),
-            k=defaults.k if params.k is None else params.k,
-            lam=lam if params.lam is None else float(params.lam),
-            temperature=defaults.temperature if params.knn_temperature is None else float(params.knn_temperature),
-            nprobe=defaults.nprobe if params.nprobe is None else params.nprobe,
-            gate=load_gate(first.model_folder) if params.spalm else None,
-            adaptive=adaptive,
+            stores=searched,
+            weights=weights,
+            k=_given(params.k, defaults.k),
+            lam=float(_given(params.lam, lam)),
+            temperature=float(_given(params.knn_temperature, defaults.temperature)),
+            nprobe=_given(params.nprobe, defaults.nprobe),
+            gate=load_gate(searched[0].model_folder) if params.spalm else None,
+            adaptive=_adaptive_of(searched, params),
             draft_stores=draft_stores,
         )
 
@@ -265,12 +258,12 @@ class Retriever:
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
         )
         order_QK = np.argsort(shifted_QM, axis=1, kind="stable")[:, : self.k]
-        arrays: list[list[np.ndarray]] = [
-            [part.distances_QK for part in parts], [part.ids_QK for part in parts], [part.values_QK for part in parts],
-            [np.full_like(part.ids_QK, number) for number, part in enumerate(parts)],
-        ]  # fmt: skip
+        arrays = [
+            (part.distances_QK, part.ids_QK, part.values_QK, np.full_like(part.ids_QK, number))
+            for number, part in enumerate(parts)
+        ]
         distances_QK, ids_QK, values_QK, stores_QK = (
-            np.take_along_axis(np.concatenate(each, axis=1), order_QK, axis=1) for each in arrays
+            np.take_along_axis(np.concatenate(each, axis=1), order_QK, axis=1) for each in zip(*arrays, strict=True)
         )
         logweights_QK = neighbor_logweights(np.take_along_axis(shifted_QM, order_QK, axis=1), self.temperature)
         neighbors = Neighbors(distances_QK, ids_QK, values_QK)
@@ -289,6 +282,32 @@ class Retriever:
             weights = (self.lam * shares_S).tolist()
         for store, weight in zip(self.stores, weights, strict=True):
             store.counter.add_contexts(len(result.lams_Q), weight)
+
+
+def _given(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
+
+
+def _weights_of(
+    stores: Sequence[ModelStore], draft_stores: Sequence[ModelStore], params: RetrievalParams
+) -> tuple[float, ...]:
+    """The weight of each searched store. Raises InvalidInput for one of a store without keys."""
+    weight_of = {each.name: each.weight for each in params.stores}
+    for store in draft_stores:
+        if weight_of.get(store.name, 1.0) != 1.0:
+            raise InvalidInput(
+                f"the datastore {store.name!r} has no keys, so it is not mixed in and has no weight; leave its weight"
+                " out",
+                field="stores",
+            )
+    return tuple(weight_of.get(store.name, 1.0) for store in stores)
+
+
+def _adaptive_of(stores: Sequence[ModelStore], params: RetrievalParams) -> AdaptiveLam | None:
+    """The adaptive λ that the only store was tuned with, if the request sets nothing that it was tuned along with."""
+    adaptive = stores[0].snapshot.defaults.adaptive
+    is_as_tuned = not params.spalm and params.lam is params.k is params.knn_temperature is None
+    return AdaptiveLam.of(adaptive) if adaptive is not None and is_as_tuned and len(stores) == 1 else None
 
 
 def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore]) -> Exclusion:

@@ -219,7 +219,7 @@ class ModelMixture:
                 begin_s = time.perf_counter()
                 mixed_V = text.read(leader.pending_ids)
                 with torch.inference_mode():
-                    tokens, _ = leader.sample_run(mixed_V[None], [None], begin_s)
+                    tokens, _ = leader.sample_draft(mixed_V[None], [None], begin_s)
                 if tokens:
                     yield tokens
             self._end(text)

@@ -121,7 +121,7 @@ def test_one_stream_of_a_small_model_takes_one_thread(checkpoint):
     assert set(threads) == {1}
 
 
-@pytest.mark.parametrize("work", ["propose", "sample_run"])
+@pytest.mark.parametrize("work", ["drafts.propose", "sample_draft"])
 def test_one_that_fails_harms_no_other(checkpoint, monkeypatch, work):
     batch = Batch(checkpoint, max_sequences=4)
     good, bad = (add(batch, started(checkpoint, "the memory", seed)) for seed in (1, 2))
@@ -131,7 +131,8 @@ def test_one_that_fails_harms_no_other(checkpoint, monkeypatch, work):
     def fail(*_: object) -> None:
         raise InternalError("broken")
 
-    monkeypatch.setattr(bad.generation, work, fail)
+    part, _, name = work.rpartition(".")
+    monkeypatch.setattr(getattr(bad.generation, part) if part else bad.generation, name, fail)
     while len(batch):
         for sequence in batch.step():
             tokens_seen += sequence.tokens if sequence is good else ()
