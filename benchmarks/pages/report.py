@@ -155,7 +155,7 @@ IN_REPORTS = {  # families whose tables are in a report
     "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
     "evidence": ("What memory is worth", "../docs/reports/evidence.md"),
     "effects": ("Effects of parts", "../docs/zoo.md#effects"),
-    "shards": ("Shards", "../docs/log/2026-11-27-shard-hops.md"),
+    "shards": ("Shards", "log/2026-11-27-shard-hops.md"),
     "variants": ("Variants of the decoder", "../docs/reports/variants.md"),
     "scale": ("Scale", "../docs/scale.md"),
 }

@@ -23,7 +23,7 @@ PAGES = {
 }
 ONLY_IN_THE_REPOSITORY = (
     r"\[([^]]*)\]\((?:\.\./)*"
-    r"(?:LICENSE|SECURITY\.md|Containerfile|compose\.yaml|ops/[\w.-]+|benchmarks/[^)]*\.json|\w+\.py|clients/README\.md)\)"
+    r"(?:LICENSE|SECURITY\.md|Containerfile|compose\.yaml|ops/[\w.-]+|benchmarks/(?!README)[^)]*|\w+\.py|clients/README\.md)\)"
 )
 
 
