@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reports/evidence.md from evidence-*.json, and draws the plots.
+"""Writes the tables of docs/reports/evidence.md and of tables/evidence.md from evidence-*.json, and draws the plots.
 
 python -m benchmarks.pages.plot_evidence            writes tables and plots; needs matplotlib
 python -m benchmarks.pages.plot_evidence --check    fails if a table is stale
@@ -19,7 +19,7 @@ from benchmarks.pages.report import load, rows_of
 
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "docs" / "reports"
-PAGE = REPORTS / "evidence.md"
+PAGES = (REPORTS / "evidence.md", ROOT / "benchmarks" / "tables" / "evidence.md")
 WAYS = {"one_lam": "one λ", "adaptive_lam": "adaptive λ", "context_cache": "context cache", "both": "both"}
 MODELS = {
     "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M",
@@ -72,12 +72,14 @@ TRACES = {
 def main() -> None:
     """Writes the tables and draws the plots, or checks the tables."""
     groups = groups_of({name: report for name, report in load().items() if name.startswith("evidence")})
-    text = filled(PAGE.read_text(encoding="utf-8"), groups)
+    for page in PAGES:
+        text = filled(page.read_text(encoding="utf-8"), groups)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{page.relative_to(ROOT)} is stale: run `python -m benchmarks.pages.plot_evidence`")
     if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
         draw([row for report in groups[""] for row in rows_of(report)])
-    elif PAGE.read_text(encoding="utf-8") != text:
-        sys.exit(f"{PAGE.relative_to(ROOT)} is stale: run `python -m benchmarks.pages.plot_evidence`")
 
 
 def groups_of(reports: dict[str, dict[str, Any]]) -> dict[str, Rows]:

@@ -1,7 +1,7 @@
-"""Renders benchmarks/README.md from the reports in benchmarks/results/.
+"""Renders README.md and tables/files.md from the reports in results/.
 
-    python -m benchmarks.pages.report            writes README.md
-    python -m benchmarks.pages.report --check    fails if README.md is stale
+    python -m benchmarks.pages.report            writes both
+    python -m benchmarks.pages.report --check    fails if one is stale
 
 A report is a file FAMILY.json or FAMILY-WORD.json. memlm/bench/report.py describes its fields. `converted` marks a
 report of an older format, which recorded neither its commit nor its versions.
@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = Path(__file__).parents[1]
-README, RESULTS = BENCHMARKS / "README.md", BENCHMARKS / "results"
+RESULTS = BENCHMARKS / "results"
+README, FILES = BENCHMARKS / "README.md", BENCHMARKS / "tables" / "files.md"
 ROW_WORDS = "table|task|entries|store|way|index|cut|prompts|streams|text|window|windows|keys|tokens|depth|context"
 
 
 @dataclass(frozen=True)
 class Family:
-    """A table of the README: a title, a sentence on the setup, and the rows as (metric, measure, unit).
+    """A table of the README: a title, the command, a sentence on the setup, and the rows as (metric, measure, unit).
 
     With `by_case` there is a row for each model and corpus, else one for each measure.
     """
 
     title: str
+    command: str
     setup: str
     rows: tuple[tuple[str, str, str], ...]
     by_case: bool = False
@@ -38,6 +40,7 @@ class Family:
 FAMILIES = {
     "llama_cpp": Family(
         "Library against llama.cpp",
+        "memlm bench versus llama.cpp",
         "`smollm2` (SmolLM2-135M, Q4_1), as it is and as llama.cpp converts it, greedy, on as many threads as cores. "
         "Tokens per second over those of llama.cpp, and times over its times.",
         (
@@ -67,6 +70,7 @@ FAMILIES = {
     ),
     "versus": Family(
         "Server against transformers",
+        "memlm bench versus transformers",
         "Tokens per second of a server over those of `generate` of `transformers`, with equal prompts.",
         (
             ("float32_1_over_transformers", "1 stream, float32", "ratio"),
@@ -80,6 +84,7 @@ FAMILIES = {
     ),
     "load": Family(
         "Server under load",
+        "memlm bench load",
         "`small` preset, float32, clients on the cores of the server, 64 tokens an answer, medians of three turns.",
         (
             ("plain_1_tokens_per_s", "1 stream", "tokens/s"),
@@ -95,6 +100,7 @@ FAMILIES = {
     ),
     "serve": Family(
         "Cost of serving",
+        "memlm bench serve",
         "One stream over gRPC against the same generation in process, and the front end at 32 streams.",
         (
             ("grpc_over_in_process", "time a token, gRPC over in process", "ratio"),
@@ -108,6 +114,7 @@ FAMILIES = {
     ),
     "generate": Family(
         "Generation with a datastore",
+        "memlm bench generate",
         "Time a token at batch 1, with and without a datastore.",
         (
             ("with_store_over_without", "with a datastore over without", "ratio"),
@@ -118,6 +125,7 @@ FAMILIES = {
     ),
     "build": Family(
         "Building a datastore",
+        "memlm bench build",
         "Tokens per second of a whole build over those of bare forward passes, without the final quality check.",
         (
             ("build_over_forward", "over one batch on all cores", "ratio"),
@@ -129,6 +137,7 @@ FAMILIES = {
     ),
     "model": Family(
         "Decoder",
+        "memlm bench model",
         "GPT-2 small's shape with random parameters. Other implementations: `transformers`, "
         "memorizing-transformers-pytorch, and bare `nn.TransformerEncoderLayer`s for training.",
         (
@@ -147,27 +156,32 @@ FAMILIES = {
         ),
     ),
 }
-IN_REPORTS = {  # families whose tables are in a report
-    "datastore": ("Index types", "../docs/reports/datastore.md"),
-    "retrieval": ("Retrieval methods", "../docs/reports/retrieval.md"),
-    "drafts": ("Drafts", "../docs/reports/drafts.md"),
-    "context": ("Context cache", "../docs/reports/context.md"),
-    "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys"),
-    "evidence": ("What memory is worth", "../docs/reports/evidence.md"),
-    "effects": ("Effects of parts", "../docs/zoo.md#effects"),
-    "shards": ("Shards", "log/2026-11-27-shard-hops.md"),
-    "variants": ("Variants of the decoder", "../docs/reports/variants.md"),
-    "scale": ("Scale", "../docs/scale.md"),
+IN_REPORTS = {  # families whose tables are elsewhere: title, page, command
+    "evidence": ("What memory is worth", "../docs/reports/evidence.md", "python -m benchmarks evidence"),
+    "datastore": ("Index types", "../docs/reports/datastore.md", "python -m benchmarks datastore"),
+    "retrieval": (
+        "Retrieval methods",
+        "../docs/reports/datastore.md#retrieval-methods",
+        "python -m benchmarks retrieval",
+    ),
+    "drafts": ("Drafts", "../docs/reports/drafts.md", "python -m benchmarks drafts"),
+    "context": ("Context cache", "../docs/reports/context.md", "python -m benchmarks context"),
+    "passkeys": ("Pass keys", "../docs/reports/context.md#pass-keys", "python -m benchmarks passkeys"),
+    "scale": ("Scale", "../docs/scale.md", "python -m benchmarks scale"),
+    "shards": ("Shards", "log/2026-11-27-shard-hops.md", "python -m benchmarks shards"),
+    "variants": ("Variants of the decoder", "tables/variants.md", None),
+    "effects": ("Effects of parts of the decoder", "tables/variants.md#effects", None),
 }
+GONE = "removed after commit d31043b"  # of a bench: its report and entries of the log stand, and git has the program
 
 
 def main() -> None:
-    """Writes README.md, or checks it."""
-    text = readme()
-    if "--check" not in sys.argv[1:]:
-        README.write_text(text, encoding="utf-8")
-    elif README.read_text(encoding="utf-8") != text:
-        sys.exit("benchmarks/README.md is stale: run `python -m benchmarks.pages.report`")
+    """Writes both pages, or checks them."""
+    for page, text in ((README, readme()), (FILES, files())):
+        if "--check" not in sys.argv[1:]:
+            page.write_text(text, encoding="utf-8")
+        elif page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{page.relative_to(BENCHMARKS.parent)} is stale: run `python -m benchmarks.pages.report`")
 
 
 def load() -> dict[str, dict[str, Any]]:
@@ -196,16 +210,38 @@ def readme() -> str:
     assert not unknown, f"{unknown} belong to no family of {Path(__file__).name}"
     parts = [
         "# Benchmarks",
-        "`python -m benchmarks.pages.report` writes this page from the files of results/, which benches printed.\n"
-        "A cell has the median, and in brackets the range of n repeats if it was recorded.\n"
+        "`memlm bench` measures speed on your machine. `python -m benchmarks`, from a checkout, measures what\n"
+        "is reported, and does not come with the package. Both print reports with `--json`, the files of results/.\n"
+        "This page and [the list of files](tables/files.md) are written from them. Experiments are in\n"
+        "[log/](log/README.md).",
+        "\n".join(commands_table()),
+        "In the tables below, a cell has the median, and in brackets the range of n repeats if it was recorded.\n"
         "Compare values of one column only: the machines differ, and some were shared.",
     ]
     for name, family in FAMILIES.items():
         mine = {key: report for key, report in reports.items() if family_of(key) == name}
         parts += [f"## {family.title}", family.setup, "\n".join(table(family, mine))]
-    links = [f"- [{title}]({page}), from `{name}.json`" for name, (title, page) in IN_REPORTS.items()]
-    parts += ["## Tables in reports", "\n".join(links), "## Files", "\n".join(files_table(reports))]
     return "\n\n".join(parts) + "\n"
+
+
+def files() -> str:
+    """The text of tables/files.md."""
+    intro = (
+        "The command of each file as it was called at its commit. Since then, `python -m benchmarks NAME` has taken\n"
+        "the place of `memlm bench NAME` for what is reported."
+    )
+    return "\n\n".join(["# Files of results", intro, "\n".join(files_table(load()))]) + "\n"
+
+
+def commands_table() -> Iterator[str]:
+    """A row for each family: what is measured, by which command, and where the figures are."""
+    yield "| measured | command | figures |"
+    yield "|---|---|---|"
+    for family in FAMILIES.values():
+        anchor = re.sub(r"[^\w -]", "", family.title).lower().replace(" ", "-")
+        yield f"| {family.title} | `{family.command}` | [below](#{anchor}) |"
+    for name, (title, page, command) in IN_REPORTS.items():
+        yield f"| {title} | {f'`{command}`' if command else GONE} | [page]({page}), `{name}*.json` |"
 
 
 def family_of(name: str) -> str:
