@@ -26,28 +26,11 @@ from memlm.model.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
-RUNNING = "adapters concepts datastore http inspect integrations operation playground production service"
-PAGES = [
-    README,
-    TUTORIAL,
-    *sorted((ROOT / "docs/howto").glob("*.md")),
-    *(
-        ROOT / f"docs/{name}.md"
-        for name in (
-            "adapters",
-            "concepts",
-            "datastore",
-            "http",
-            "inspect",
-            "integrations",
-            "operation",
-            "playground",
-            "production",
-            "prompting",
-            "service",
-        )
-    ),
-]
+RUNNING = (
+    "adapters", "changes", "cluster", "concepts", "datastore", "generate", "http", "inspect", "integrations", "model",
+    "operation", "prompting", "search", "security", "service", "when",
+)  # fmt: skip
+PAGES = [README, TUTORIAL, *(ROOT / f"docs/{name}.md" for name in RUNNING)]
 NOTES = ROOT / "examples/notes"
 
 

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/concepts.md: python docs/site/figures.py
+"""Draws the figures of the documentation: python docs/site/figures.py
 
 Each is an SVG with a panel of its own, in colors that follow the reader's system, so that it can be read on light and
 dark pages.
@@ -173,7 +173,30 @@ def provenance() -> Figure:
     return figure
 
 
-FIGURES = (knn_lm, context_cache, compressive_memory, knn_attention, provenance)
+def floors() -> Figure:
+    figure = Figure("floors", "The rooms of memlm by floors, the lowest at the bottom", 720, 400)
+    rooms = (  # from the roof down: the name of a floor, and its rooms with their kinds
+        ("commands", "box", ("zoo", "bench", "cli")),
+        ("server", "new", ("inference", "jobs", "frontend", "http")),
+        ("border", "box", ("wire", "client", "integrations")),
+        ("in process", "box", ("prompting", "language_model", "evaluation")),
+        ("work", "box", ("training", "indexing", "generation", "inspect", "distributed")),
+        ("mixture", "memory", ("retrieval",)),
+        ("model", "box", ("api", "data", "model")),
+        ("storage", "memory", ("index", "index.store")),
+    )
+    for number, (name, kind, boxes) in enumerate((*rooms, ("ground", "box", ("v1, the contract", "errors", "base")))):
+        y = 20 + 38 * number
+        figure.text(24, y + 20, name, "bold")
+        width = (590 - 8 * (len(boxes) - 1)) / len(boxes)
+        for place, room in enumerate(boxes):
+            figure.box(round(106 + (width + 8) * place, 1), y, round(width, 1), 30, room, kind)
+    figure.text(24, 374, "A room imports from lower floors, and on its own floor from rooms to its left.", "small")
+    figure.text(24, 390, "Blue: the server's processes. Orange: where neighbors come from.", "small")
+    return figure
+
+
+FIGURES = (knn_lm, context_cache, compressive_memory, knn_attention, provenance, floors)
 
 if __name__ == "__main__":
     for draw in FIGURES:

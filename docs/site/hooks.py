@@ -1,4 +1,4 @@
-"""Pages with a source elsewhere: README, changelog, contributing, benchmarks; references of the CLI and of gRPC."""
+"""Pages with a source elsewhere: README, changelog, benchmarks; references of the CLI and of gRPC."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
-    "examples/README.md": "examples.md",
 }
 ONLY_IN_THE_REPOSITORY = (
     r"\[([^]]*)\]\((?:\.\./)*"
-    r"(?:LICENSE|SECURITY\.md|Containerfile|compose\.yaml|ops/[\w.-]+|benchmarks/(?!README)[^)]*|\w+\.py|clients/README\.md)\)"
+    r"(?:LICENSE|SECURITY\.md|CONTRIBUTING\.md|Containerfile|compose\.yaml|ops/[\w.-]+|(?:examples|proto)/[^)]*"
+    r"|(?:benchmarks/)?(?:log|tables|results)/[^)]*)\)"
 )
 
 
@@ -42,7 +41,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(ONLY_IN_THE_REPOSITORY, r"\1", markdown)
     for source, target in PAGES.items():
         markdown = re.sub(rf"\]\((?:\.\./)*{re.escape(source)}", f"]({up}{target}", markdown)
-    markdown = markdown.replace("](docs/reports/)", "](reports/datastore.md)")
     return re.sub(r"\]\((?:\.\./)?docs/", f"]({up}", markdown)
 
 
