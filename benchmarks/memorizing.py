@@ -57,7 +57,7 @@ def _memorizing(largest: int, progress: Progress) -> dict[str, Any]:
 
 
 def _session() -> dict[str, Any]:
-    """Bytes of a session after 20,000 tokens, allocated and by the formula in docs/model.md."""
+    """Bytes of a session after 20,000 tokens, allocated and by the formula in docs/memories.md."""
     shape = replace(
         MEMORIZING, memorizing=None, dim=256, num_layers=4, num_kv_heads=2, head_dim=32, rotary_dim=0, ff_dim=512
     )
@@ -79,7 +79,7 @@ def _session() -> dict[str, Any]:
 
 
 def session_bytes(config: ModelConfig, tokens: int, *, itemsize: int = 4, capacity: int = 32_768) -> int:
-    """Bytes of one sequence's state after some tokens, by the formula of docs/model.md."""
+    """Bytes of one sequence's state after some tokens, by the formula of docs/memories.md."""
     front = config.compression.length if config.compression else config.num_sinks
     places = front + local_places(config, capacity)[0]
     G, d = config.num_kv_heads, config.head_dim

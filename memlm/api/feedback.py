@@ -19,7 +19,7 @@ from memlm.errors import InvalidInput, check_kind
 
 FOLDER = "feedback/"  # of the documents' ids, so that other documents of the datastore are not searched
 CANDIDATES = 64  # places where the model was in a similar state; several may be of one question
-LEAST_SIMILARITY, NEAREST_BONUS = 0.45, 0.15  # measured on paraphrases (docs/log/2026-11-26-feedback.md)
+LEAST_SIMILARITY, NEAREST_BONUS = 0.45, 0.15  # measured on paraphrases (benchmarks/log/2026-11-26-feedback.md)
 NOTE = "(Feedback on an earlier answer to a similar question: {})"
 
 

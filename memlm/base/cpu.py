@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # How often libgomp's threads look for work before they sleep. The default is 300,000: where another process wants the
-# core, 16 streams took seven times as long as with this number (docs/log, 2026-11-24).
+# core, 16 streams took seven times as long as with this number (benchmarks/log, 2026-11-24).
 OPENMP_SPIN_COUNT = 20_000
 
 _cores: int | None = None

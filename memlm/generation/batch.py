@@ -35,7 +35,7 @@ PREFILL_TOKENS = 256
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.
 # Copying a smaller one into a row, and out of it, takes about as long as a step.
 APART_BYTES, APART_SHARE = 8 << 20, 4
-PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (docs/log, 2026-11-21)
+PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (benchmarks/log, 2026-11-21)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from memlm.retrieval.encoder import Encoder, document_windows, window_size
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
 MEASURED_S, MEASURED_INPUTS, MEASURED_KEYS = 1.5, 256, 2048
 VALUE_BYTES, PLACE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 4, 8, 300  # a place in the order of passages
-WITHOUT_KEYS_TOKENS_PER_S = 200_000  # docs/log/2026-11-26-draft-only-datastores.md
+WITHOUT_KEYS_TOKENS_PER_S = 200_000  # benchmarks/log/2026-11-26-draft-only-datastores.md
 BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 

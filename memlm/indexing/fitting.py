@@ -23,7 +23,7 @@ from memlm.retrieval.interpolation import neighbor_logweights
 
 WORTH_MORE_K = 0.01  # nats per token below which more neighbors are not worth their time
 TEMPERATURE_STEPS = tuple(2.0 ** (step / 2) for step in range(-10, 7))
-OWN_SHARES = (0.1, 0.05, 0.03, 0.01)  # weights of text that the store holds (docs/log, 2026-11-25-tiny-stores)
+OWN_SHARES = (0.1, 0.05, 0.03, 0.01)  # weights of text that the store holds (benchmarks/log, 2026-11-25-tiny-stores)
 SMALL_LOSS = 0.005  # nats per token that new text may lose over the model alone
 PRICE = 0.03  # nats per token that new text may lose over the fixed λ, for right prompts and safety on foreign text
 FOLDS = 4

@@ -1,6 +1,6 @@
 """Entries that the model predicts without retrieval are left out of the index (after arXiv 2211.04052).
 
-Experimental: the index gets smaller, and predictions hardly worse (docs/reports/retrieval.md). Off unless a build is
+Experimental: the index gets smaller, and predictions hardly worse (docs/reports/datastore.md). Off unless a build is
 given `prune`. A build with it takes a whole forward pass, where the keys alone would take a cheaper one.
 """
 

@@ -21,7 +21,7 @@ class Role(StrEnum):
     RETRIEVAL = "retrieval"
 
 
-# Heads of random weights reach 0.08 at most, and 0.28 for the previous token, to which ALiBi's slopes lead (docs/log,
+# Heads of random weights reach 0.08 at most, and 0.28 for the previous token, to which ALiBi's slopes lead (the log,
 # 2026-11-26-heads). Retrieval's threshold is that of arXiv 2404.15574.
 THRESHOLDS = {
     Role.INDUCTION: 0.3,

@@ -1,7 +1,7 @@
 """Linear layers and attention as this processor computes them fastest, beside their plain twins.
 
 `linear()` and `sdpa()` choose the kernel. The plain twins `plain_linear` and `plain_sdpa` train, run on every device,
-and are the reference for the tests. The other kernels only predict. docs/log (2026-11-21 and 22) has the timings.
+and are the reference for the tests. The other kernels only predict. benchmarks/log (2026-11-21 and 22) has the timings.
 
 Shapes: B batch, T queries, S places, H query heads, G key-value heads, r = H / G, d width of a head, I inputs,
 O outputs, N = B G.

@@ -478,7 +478,7 @@ def decoding_threads(decoder: Decoder, num_tokens: int) -> AbstractContextManage
     """Reads a few tokens of a small model on one thread.
 
     More threads save nothing there, and waiting for each other can take long: a step of the tiny preset takes 0.43 ms
-    on one thread and on two, and took 30 ms on two while the second core was busy (docs/log).
+    on one thread and on two, and took 30 ms on two while the second core was busy (benchmarks/log).
     """
     is_small = num_tokens <= FEW_TOKENS and decoder.num_bytes < ONE_THREAD_BYTES
     return threads(1) if is_small else nullcontext()

@@ -4,7 +4,7 @@ It needs no training (Extended Mind Transformers, arXiv 2406.02332).
 
 As in the paper's Llama, keys are stored unturned, all of these tokens stand at one distance, and they share a softmax
 with the window. Here that distance is the window, at which the model has seen keys in training, and a key is chosen by
-its score instead of its cosine (docs/log, 2026-11-26-extended-attention).
+its score instead of its cosine (benchmarks/log, 2026-11-26-extended-attention).
 
 Shapes: B batch, T new tokens, H query heads, G key-value heads, Q = T H / G, K keys, d width of a head.
 """

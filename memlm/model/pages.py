@@ -2,7 +2,7 @@
 
 The rows of a batch lie side by side in one tensor, each with as many places as the longest needs. Small pages keep a
 short row to the RAM of its own tokens. In rows that are mostly full, huge pages hold at most twice the tokens and are
-faster to read (docs/log, 2026-11-24). The pool asks for them row by row.
+faster to read (benchmarks/log, 2026-11-24). The pool asks for them row by row.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ layer has one of all tokens. Rows are independent of each other.
 
 Bytes of one row, for L layers, G key-value heads of width d, item size w and P = front + local places: `2 L G d w P`,
 plus `L D w P` for a model with compression, plus `2 G d 2 min(tokens, capacity)` for each memorizing layer with exact
-search, plus `2 L G d 2 tokens` for extended attention (docs/model.md has the local places and an example).
+search, plus `2 L G d 2 tokens` for extended attention (docs/memories.md has the local places and an example).
 What parts of the decoder remember beside is in `fields` (memlm/model/fields.py). Layers whose parts keep no tokens have
 no cache.
 """

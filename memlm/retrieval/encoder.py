@@ -25,10 +25,10 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
-GPU_BATCH_TOKENS = 8192  # four times as fast as 1,024 on an H100, and 65,536 hardly more (docs/log, 2026-11-26-gpu)
+GPU_BATCH_TOKENS = 8192  # four times as fast as 1,024 on an H100, and 65,536 hardly more (log, 2026-11-26-gpu)
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
 PIECE_TOKENS = 256  # of a window whose keys take turns with a batch of generations, as long as a piece of a prompt
-DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (docs/log, 2026-11-25-windows)
+DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (log, 2026-11-25-windows)
 LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
 _T = TypeVar("_T")
@@ -279,7 +279,7 @@ def _encode_in_parallel(
 ) -> Iterator[list[_T]]:
     """Encodes block by block, and the next block while the caller uses one. Runs as many batches at a time as torch has
     threads, each on a core of its own, so that no batch waits for another one's share of a product
-    (docs/log/archive.md, "windows on a core each"). A GPU takes one batch at a time.
+    (benchmarks/log/archive.md, "windows on a core each"). A GPU takes one batch at a time.
     """
     num_threads, ahead = torch.get_num_threads(), deque[tuple[int, list[_Pending[_T]]]]()
 

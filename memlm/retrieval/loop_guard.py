@@ -6,7 +6,7 @@ would complete it are left out, and their weight goes to the model, which may st
 text copies may repeat itself: an entry stays where the `COPIED` tokens before it are the last ones of the text.
 
 The guard depends on the text and the entries alone, so a text is what it is alone, in a batch, and in the parts of a
-session (docs/log, 2026-11-25-loop-guard.md).
+session (benchmarks/log, 2026-11-25-loop-guard.md).
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_new_text_of_a_single_document_is_its_other_half(checkpoint, tmp_path):
 @pytest.mark.real_model
 @needs_smollm2
 def test_an_untuned_store_continues_its_own_text(tmp_path):
-    """The protocol of docs/log/2026-11-25-untuned-stores.md on less text: at least 14 of 20, here 9 of 12."""
+    """The protocol of benchmarks/log/2026-11-25-untuned-stores.md on less text: at least 14 of 20, here 9 of 12."""
     texts = tmp_path / "texts"
     texts.mkdir()
     for name in ("service.md", "model.md"):
