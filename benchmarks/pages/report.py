@@ -40,7 +40,7 @@ class Family:
 FAMILIES = {
     "llama_cpp": Family(
         "Library against llama.cpp",
-        "memlm bench versus llama.cpp",
+        "memlm bench versus",
         "`smollm2` (SmolLM2-135M, Q4_1), as it is and as llama.cpp converts it, greedy, on as many threads as cores. "
         "Tokens per second over those of llama.cpp, and times over its times.",
         (
@@ -70,7 +70,7 @@ FAMILIES = {
     ),
     "versus": Family(
         "Server against transformers",
-        "memlm bench versus transformers",
+        "python -m benchmarks versus-transformers",
         "Tokens per second of a server over those of `generate` of `transformers`, with equal prompts.",
         (
             ("float32_1_over_transformers", "1 stream, float32", "ratio"),
@@ -137,7 +137,7 @@ FAMILIES = {
     ),
     "model": Family(
         "Decoder",
-        "memlm bench model",
+        "memlm bench model` and `python -m benchmarks memorizing",
         "GPT-2 small's shape with random parameters. Other implementations: `transformers`, "
         "memorizing-transformers-pytorch, and bare `nn.TransformerEncoderLayer`s for training.",
         (
