@@ -1,4 +1,4 @@
-"""Cost and gain of retrieval modes: fixed lam, adaptive lam, retrieval skipping, pointers, pruning.
+"""Cost and gain of retrieval modes: fixed lam, adaptive lam, pruning.
 
 Each mode is tuned on one text and evaluated on another, which neither datastore nor model contains. Positions are
 searched one by one, as in decoding. The modes take turns, so that a slow minute hits them all. Gains are relative to
@@ -30,8 +30,6 @@ from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
-LOSSES = (0.001, 0.01)  # nats per token that may be lost by not asking, and by following
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -62,12 +60,10 @@ def bench_retrieval(
     ways = [way for store in stores for way in _ways(checkpoint, store, tuned_on, progress)]
     nats: dict[int, list[np.ndarray]] = {}
     seconds: dict[int, list[float]] = {id(way): [] for way in ways}
-    searched: dict[int, float] = {}
     for repeat in range(repeats):
         for number, way in enumerate(ways):
             progress("ask", repeat * len(ways) + number, repeats * len(ways), f"{way.store}, {way.name}")
-            way_nats, share, elapsed = _ask(reads, way.retriever)
-            nats[id(way)], searched[id(way)] = way_nats, share
+            nats[id(way)], elapsed = _ask(reads, way.retriever)
             seconds[id(way)].append(elapsed)
     progress("ask", repeats * len(ways), repeats * len(ways))
     tokens = sum(len(read.targets_N) for read in reads)
@@ -80,7 +76,6 @@ def bench_retrieval(
             "pruned": way.pruned,
             "nats": float(np.concatenate(nats[id(way)]).mean()),
             **_against(base, nats[id(way)]),
-            "searches_per_token": searched[id(way)],
             "ms_per_token": 1000 * statistics.median(seconds[id(way)]) / tokens,
             "time_over_one_lam": statistics.median(
                 way_s / first_s for way_s, first_s in zip(seconds[id(way)], seconds[id(ways[0])], strict=True)
@@ -92,36 +87,15 @@ def bench_retrieval(
 
 
 def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Progress) -> list[Way]:
-    """Fixed lam, adaptive lam if tuning kept it, and each with skipping and pointers."""
-    reports = [tune(checkpoint, store, text, skip_loss=loss, pointer_loss=loss, progress=progress) for loss in LOSSES]
+    """Fixed lam, and adaptive lam if tuning kept it."""
+    tune(checkpoint, store, text, progress=progress)
     datastore = Datastore.open(store)
     snapshot = datastore.snapshot
-    total = snapshot.num_entries + snapshot.num_pruned_entries
-    pruned = snapshot.num_pruned_entries / max(1, total)
-    name, defaults = snapshot.path.name, snapshot.defaults
+    pruned = snapshot.num_pruned_entries / max(1, snapshot.num_entries + snapshot.num_pruned_entries)
     tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
-    plain = replace(tuned, adaptive=None, skip_retrieval_above=None, min_pointers=None)
-    best = replace(tuned, skip_retrieval_above=None, min_pointers=None)
-    ways = [Way(name, "one lam", plain, pruned)]
-    if defaults.adaptive is not None:
-        ways.append(Way(name, "a lam that adapts", best, pruned))
-    for loss, report in zip(LOSSES, reports, strict=True):
-        if report.skip_retrieval_above is not None:
-            ways.append(
-                Way(
-                    name,
-                    f"not asked, for {loss} nats",
-                    replace(best, skip_retrieval_above=report.skip_retrieval_above),
-                    pruned,
-                )
-            )
-        if report.min_pointers is not None:
-            ways.append(
-                Way(name, f"followed, for {loss} nats", replace(best, min_pointers=report.min_pointers), pruned)
-            )
-    if report.min_pointers is not None and report.skip_retrieval_above is not None:
-        both = replace(best, min_pointers=report.min_pointers, skip_retrieval_above=report.skip_retrieval_above)
-        ways.append(Way(name, f"both, for {LOSSES[-1]} nats each", both, pruned))
+    ways = [Way(snapshot.path.name, "one lam", replace(tuned, adaptive=None), pruned)]
+    if tuned.adaptive is not None:
+        ways.append(Way(snapshot.path.name, "a lam that adapts", tuned, pruned))
     return ways
 
 
@@ -141,26 +115,23 @@ def _read(checkpoint: Checkpoint, texts: Corpus, max_tokens: int) -> list[Encode
     return reads
 
 
-def _ask(reads: Sequence[EncodedText], retriever: Retriever) -> tuple[list[Float64[np.ndarray, " _"]], float, float]:
-    """Nats of every token of every document, the share of tokens that the store was searched for, and seconds."""
-    nats, searches, count, seconds = [], 0, 0, 0.0
+def _ask(reads: Sequence[EncodedText], retriever: Retriever) -> tuple[list[Float64[np.ndarray, " _"]], float]:
+    """Nats of every token of every document, and seconds."""
+    nats, seconds = [], 0.0
     for read in reads:
-        policy, mixed = retriever.new_policy(), np.empty(len(read.targets_N), np.float64)
-        for place, target in enumerate(read.targets_N.tolist()):
+        mixed = np.empty(len(read.targets_N), np.float64)
+        for place in range(len(mixed)):
             one = slice(place, place + 1)
             begin = time.perf_counter()
-            found = retriever.search(read.keys_ND[one], read.max_logprobs_N[one], [policy])
-            policy.observe(found.neighbors, target)
+            found = retriever.search(read.keys_ND[one], read.max_logprobs_N[one])
             seconds += time.perf_counter() - begin
             knn_1: Float32[np.ndarray, " 1"] = target_logprobs(
                 found.logweights_QK, found.neighbors.values_QK, read.targets_N[one]
             )
             there_1 = (found.neighbors.ids_QK >= 0).any(axis=1)
             mixed[place] = mix_targets(read.lm_logprobs_N[one], knn_1, there_1, found.lams_Q)[0]
-            searches += int(found.searched_Q[0])
         nats.append(-mixed)
-        count += len(mixed)
-    return nats, searches / count, seconds
+    return nats, seconds
 
 
 def _against(base: Sequence[np.ndarray], nats: Sequence[np.ndarray]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Shards on this machine: the time of a hop, of a token with shards over one process, and two kinds of answers."""
+"""Shards on this machine: the time of a hop, and of a token with shards over one process."""
 
 from __future__ import annotations
 
@@ -16,43 +16,33 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from memlm.base.options import SHARD_ANSWERS
 from memlm.base.progress import Progress
 from memlm.bench.texts import TOKENS, alternately, median_ratio, workplace
-from memlm.data.windows import WindowSize
-from memlm.distributed.shard_messages import ShardAnswer
 from memlm.distributed.shards import Shards
 from memlm.errors import InternalError
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.exclusion import search_views
-from memlm.index.store.manifest import StoreSpec, read_manifest
-from memlm.index.store.segment import search_segments
-from memlm.index.store.shards import shards_of, split
+from memlm.index.store.manifest import StoreSpec
+from memlm.index.store.shards import split
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
-from memlm.index.value_sums import ValueSums
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import Encoder, text_windows
-from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.model.checkpoint import load_checkpoint
 
 HOP_QUERIES, HOP_K, HOPS = 8, 64, 2000
-ANSWER_KS = (32, 1024)
 ENDED_S = 60.0
 WAYS: dict[str, dict[str, Any]] = {"no drafts": {"drafts": 0}, "drafts": {}}
 PROMPTS = ("lemma ", "The ", "import os\n\n\ndef main(", "theorem ")
 
 
 def bench_shards(
-    model: Path, store: Path, *, shards: int, repeats: int, dtype: str, progress: Progress, text: Path | None = None
+    model: Path, store: Path, *, shards: int, repeats: int, dtype: str, progress: Progress
 ) -> dict[str, Any]:
     """Each row compares a copy of the datastore in `shards` processes, on Unix sockets, with that copy in this process:
     the ratio of their times a token. `identical` says whether all texts were. A hop is a search of 8
-    queries in a store of 64 entries in another process, beside the same search in this one. A `text` compares the
-    answers "neighbors" and "sums".
+    queries in a store of 64 entries in another process, beside the same search in this one.
     """
-    read = None if text is None else text.read_text(encoding="utf-8", errors="replace")
     with workplace() as folder, ExitStack() as held:
         copy = Path(shutil.copytree(store, folder / "store"))
         split(copy, shards, progress)
@@ -83,10 +73,9 @@ def bench_shards(
             )  # fmt: skip
         with Datastore.open(copy) as opened:
             entries, segments = opened.snapshot.num_entries, len(opened.snapshot.segments)
-        answers = [] if read is None else _answers(checkpoint, copy, addresses, read, progress)
     return {
         "rows": rows, "identical": identical, "hops": hops, "shards": shards, "segments": segments, "entries": entries,
-        "model": checkpoint.path.name, "answers": answers,
+        "model": checkpoint.path.name,
     }  # fmt: skip
 
 
@@ -137,49 +126,6 @@ def _hop(folder: Path, listen: str) -> dict[str, float]:
         )
     p50, p99 = np.percentile(there, (50, 99)).tolist()
     return {"p50_ms": p50, "p99_ms": p99, "here_p50_ms": statistics.median(here)}
-
-
-def _answers(
-    checkpoint: Checkpoint, store: Path, addresses: Sequence[str], text: str, progress: Progress
-) -> list[dict[str, Any]]:
-    """For each k, with neighbors and with sums: bytes of a shard's answer to a query of the text, milliseconds of a
-    search of 8 queries, and nats a token of the text, with the datastore's λ and temperature.
-    """
-    spec, rows = read_manifest(store).spec, list[dict[str, Any]]()
-    windows = [*text_windows(checkpoint, text, WindowSize(spec.context, spec.stride))]
-    predictions = Encoder(checkpoint.decoder).predictions(windows)
-    keys_ND = np.concatenate([each.keys_ND for each in predictions])
-    lm_N = np.concatenate([each.logprobs_N for each in predictions])
-    targets_N = np.concatenate([each.targets_N for each in windows])
-    batches = [slice(first, first + HOP_QUERIES) for first in range(0, len(keys_ND), HOP_QUERIES)]
-    with Datastore.open(store) as opened, Shards(addresses) as shards:
-        snapshot, lam, temperature = opened.snapshot, opened.snapshot.defaults.lam, opened.snapshot.defaults.temperature
-        shard_of = shards_of([segment.record for segment in snapshot.segments], len(addresses))
-        for number, k in enumerate(ANSWER_KS):
-            progress("compare answers", number, len(ANSWER_KS))
-            sizes, nats, times = np.zeros(2), np.zeros(2), (list[float](), list[float]())
-            for place, batch in enumerate(batches):
-                keys_QD, views_Q = keys_ND[batch], [snapshot] * len(keys_ND[batch])
-                for kind in (0, 1) if place % 2 else (1, 0):  # the second one finds warm caches
-                    begin = time.perf_counter()
-                    found = shards.search(views_Q, keys_QD, k, temperature=temperature if kind else None)
-                    times[kind].append(1000 * (time.perf_counter() - begin))
-                    logweights_QK = neighbor_logweights(found.distances_QK, temperature)
-                    knn_Q = target_logprobs(logweights_QK, found.values_QK, targets_N[batch])
-                    nats[kind] -= mix_targets(lm_N[batch], knn_Q, found.ids_QK[:, 0] >= 0, lam).sum()
-                for shard in set(shard_of):
-                    own = tuple(each for each, of in zip(snapshot.segments, shard_of, strict=True) if of == shard)
-                    part = search_segments([own] * len(keys_QD), snapshot.rounded(keys_QD, k), k)
-                    sizes += [len(ShardAnswer(each).encode()) for each in (part, ValueSums.of(part, temperature))]
-            for kind, name in enumerate(SHARD_ANSWERS):
-                rows.append(
-                    {
-                        "k": k, "answers": name, "bytes": sizes[kind] / len(set(shard_of)) / len(keys_ND),
-                        "search_p50_ms": statistics.median(times[kind]),
-                        "nats": nats[kind] / len(keys_ND),
-                    }
-                )  # fmt: skip
-    return rows
 
 
 def _milliseconds(shards: Shards | None, views_Q: Sequence[Snapshot], queries_QD: Float32[np.ndarray, "Q D"]) -> float:

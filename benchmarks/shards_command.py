@@ -17,15 +17,6 @@ def shards(
     store: options.StoreArgument,
     model: options.Model,
     number: Annotated[int, typer.Option("--shards", help="Processes.", min=1, max=64)] = 4,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="Compare the shard answers neighbors and sums on this text.",
-        ),
-    ] = None,
     repeats: Annotated[int, typer.Option(help="Repeats. Medians are reported.", min=1)] = 5,
     dtype: options.Dtype = "auto",
     json: options.Json = False,
@@ -35,9 +26,7 @@ def shards(
     from benchmarks.shards import bench_shards
 
     with ConsoleProgress() as progress:
-        figures = bench_shards(
-            Path(model), store, shards=number, repeats=repeats, dtype=dtype, progress=progress, text=text
-        )
+        figures = bench_shards(Path(model), store, shards=number, repeats=repeats, dtype=dtype, progress=progress)
     if json:
         print_report(figures, repeats=repeats)
         return
@@ -49,12 +38,6 @@ def shards(
         times = (f"{row[name]:.2f}" for name in ("ms_per_token_sharded", "ms_per_token"))
         shown.add_row(row["way"], *times, f"{ratio:.2f} ({least:.2f} to {most:.2f})")
     print_table(shown)
-    if figures["answers"]:
-        shown = table("k", "a shard answers", "bytes a query", "ms of 8 queries", "nats a token")
-        for row in figures["answers"]:
-            figures_of_row = f"{row['bytes']:,.0f}", f"{row['search_p50_ms']:.2f}", f"{row['nats']:.4f}"
-            shown.add_row(str(row["k"]), row["answers"], *figures_of_row)
-        print_table(shown)
     for name, hop in figures["hops"].items():
         out.print(
             f"one hop by {name}, 8 queries: {hop['p50_ms']:.2f} ms (99 %: {hop['p99_ms']:.2f}), the same search here"

@@ -34,7 +34,7 @@ def bench_versus_transformers(*, repeats: int, progress: Progress) -> dict[str, 
     `transformers`.
     """
     if find_spec("transformers") is None:
-        raise InvalidInput("bench versus transformers needs that package; install it (pip install transformers)")
+        raise InvalidInput("this bench needs transformers; install it (pip install transformers)")
     figures: dict[str, Any] = {}
     with workplace() as folder, asyncio.Runner() as runner:
         reference = _gpt2(folder)

@@ -21,7 +21,7 @@ def library() -> ModuleType:
     """The package. Raises InvalidInput where it is not installed."""
     if find_spec("llama_cpp") is None:
         raise InvalidInput(
-            "bench versus llama.cpp needs `llama-cpp-python`, which a C++ compiler builds; install it with"
+            "bench versus needs `llama-cpp-python`, which a C++ compiler builds; install it with"
             " `pip install 'memlm[bench]'`"
         )
     import llama_cpp
