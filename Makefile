@@ -64,7 +64,7 @@ proto: $(STAMP)  ## generate the code of proto/ with the oldest toolchain that t
 		--python_out=$(OUT) --pyi_out=$(OUT) --grpc_python_out=$(OUT) \
 		--include_imports --descriptor_set_out=$(OUT)/memlm.binpb proto/memlm/v1/*.proto
 
-native: $(STAMP)  ## build the native kernels, after a change of memlm/model/csrc
+native: $(STAMP)  ## build the native kernels, after a change of memlm/model/kernels/csrc
 	$(PIP) install --quiet --no-deps --editable .
 
 client: $(STAMP)  ## generate the synchronous client from the asynchronous one

@@ -11,10 +11,10 @@ from benchmarks.evidence.command import evidence
 from benchmarks.printed import PROGRAM, print_report
 from benchmarks.scale.command import scale
 from benchmarks.shards_command import shards
-from memlm.cli import options
 from memlm.cli.bench import Repeats, print_figures
-from memlm.cli.console import ConsoleProgress, print_table, table
-from memlm.cli.interruption import InterruptibleGroup
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, print_table, table
+from memlm.cli.terminal.interruption import InterruptibleGroup
 
 app = typer.Typer(
     cls=InterruptibleGroup,
@@ -166,7 +166,7 @@ def datastore(
     """Bytes, times, recall, softmax mass and nats of each index type."""
     from benchmarks.datastore import bench_datastore
     from memlm.data.corpus import Corpus
-    from memlm.model.checkpoint import load_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     with ConsoleProgress() as progress:
@@ -206,7 +206,7 @@ def retrieval(
     """Nats and time per token of fixed and adaptive lam, and of pruned datastores."""
     from benchmarks.retrieval import bench_retrieval
     from memlm.data.corpus import Corpus
-    from memlm.model.checkpoint import load_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
     with ConsoleProgress() as progress:

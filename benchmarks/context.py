@@ -22,7 +22,7 @@ from memlm.errors import InvalidInput
 from memlm.generation.scoring import score_windows
 from memlm.indexing.tune_context import LEAST_DOCUMENTS, fit_past, read_past
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import Encoder, text_windows, window_size
 from memlm.retrieval.own_past import ContextSettings, OwnPast

@@ -37,7 +37,7 @@ from memlm.index.ivf_writer import write_ivf
 from memlm.index.neighbors import Neighbors
 from memlm.index.selection import RERANKS, agreement, mean_and_error
 from memlm.index.threads import faiss_threads
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
 

@@ -19,7 +19,7 @@ from memlm.bench.texts import alternately, median_ratio
 from memlm.data.corpus import Corpus
 from memlm.generation.draft_budget import DraftBudget
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 
 PROMPT_CHARACTERS, TOKENS = 600, 96
 COPIED_CHARACTERS, STARTED_CHARACTERS = 500, 100  # of a text that is to be repeated, and of its begun repetition

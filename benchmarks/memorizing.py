@@ -19,7 +19,7 @@ import torch
 from memlm.base.progress import Progress
 from memlm.bench.machine import multiplied_dtypes
 from memlm.model import Compression, Decoder, Memorizing, ModelConfig
-from memlm.model.state_size import local_places
+from memlm.model.state.size import local_places
 
 # The shape of memorizing-transformers-pytorch's own layers: one key-value head, and GELU between two products.
 MEMORIZING = ModelConfig(

@@ -21,8 +21,8 @@ from memlm.base.progress import Progress
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.state import DecoderState
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.state.decoder_state import DecoderState
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.own_past import ContextSettings, OwnPast

@@ -25,11 +25,11 @@ from benchmarks.needles import NAMES, QUESTION, Answer, answers_of, filler
 from memlm.base.progress import Progress
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.attention.extended_attention import ExtendedAttention, remembering_alone
+from memlm.model.attention.knn_memory import UNBOUNDED
 from memlm.model.config import ModelConfig
-from memlm.model.extended_attention import ExtendedAttention, remembering_alone
-from memlm.model.knn_memory import UNBOUNDED
-from memlm.model.state import DecoderState
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.state.decoder_state import DecoderState
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.own_past import ContextSettings, OwnPast
 

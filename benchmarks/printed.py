@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlm.bench.report import report
-from memlm.cli.console import emit_json
+from memlm.cli.terminal.console import emit_json
 
 PROGRAM = "python -m benchmarks"
 

@@ -24,7 +24,7 @@ from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.option_trials import EncodedText
 from memlm.indexing.tune import tune
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, text_windows
 from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.retriever import Retriever

@@ -28,7 +28,7 @@ from memlm.index.store.shards import split
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 
 HOP_QUERIES, HOP_K, HOPS = 8, 64, 2000
 ENDED_S = 60.0

@@ -9,8 +9,8 @@ import typer
 
 from benchmarks.printed import print_report
 from memlm.base.cpu import spin_briefly
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, out, print_table, table
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, out, print_table, table
 
 
 def shards(

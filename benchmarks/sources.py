@@ -9,7 +9,7 @@ from typing import Any
 
 from memlm.base.files import write_atomic
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 FILE = "source.json"
 NAMES = {"model": "another model", "dtype": "another number type", "texts": "other texts"}

@@ -33,12 +33,12 @@ from memlm.errors import InvalidInput, MemlmError, check_kind, check_path
 from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.sessions import Sessions
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import read_manifest
-from memlm.model.adapter_files import attach_adapters
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.encoder_files import EncoderCheckpoint, load_encoder
+from memlm.model.files.adapter_files import attach_adapters
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.encoder_files import EncoderCheckpoint, load_encoder
 from memlm.prompting.answers import stream_request
 from memlm.retrieval.store import ModelStore, ViewSearch
 

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from memlm.distributed.cluster import prepare
 from memlm.errors import InvalidInput
-from memlm.generation.session_fence import SessionFence
+from memlm.generation.sessions.fence import SessionFence
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Authenticator
 from memlm.server.frontend.interceptor import BuiltinServicesInterceptor
@@ -218,7 +218,7 @@ def _engines(config: ServerConfig) -> Callable[..., EnginePool]:
         return WorkerPool
     prepare(config.cluster.address)
     try:
-        from memlm.server.inference.replicas import ReplicaPool
+        from memlm.server.inference.replicas.replicas import ReplicaPool
     except ImportError as error:
         raise InvalidInput(
             f"the engine ray needs Ray Serve, and {error.name} is not installed; pip install 'memlm[replicas]'",

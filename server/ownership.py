@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from memlm.base.files import make_folder
 from memlm.errors import InvalidInput, Locked
-from memlm.generation.session_fence import SessionFence
+from memlm.generation.sessions.fence import SessionFence
 from memlm.server.config import ServerConfig
 
 LOCK = "server.lock"

@@ -19,7 +19,7 @@ from memlm.indexing import checks
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, device
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow", "cluster", "benchmarks")
 STARTED_SERVERS = {"server", "narrow_server", "web", "narrow_web", "guarded_web", "growing_web"}  # fixtures

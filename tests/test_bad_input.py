@@ -25,7 +25,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.index.store.writer import StoreWriter
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.v1 import datastores_pb2
 from memlm.v1.datastores_pb2_grpc import DatastoresStub
 from memlm.wire import codec

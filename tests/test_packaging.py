@@ -22,7 +22,7 @@ from document_blocks import run_page
 import memlm
 from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import save_checkpoint
+from memlm.model.files.checkpoint import save_checkpoint
 from memlm.server.local import SERVING
 
 ROOT = Path(__file__).parents[1]

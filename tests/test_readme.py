@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder, ModelConfig
-from memlm.model.catalog import MODELS
-from memlm.model.checkpoint import save_checkpoint
+from memlm.model.files.catalog import MODELS
+from memlm.model.files.checkpoint import save_checkpoint
 
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memlm.model.catalog import WANTED
+from memlm.model.files.catalog import WANTED
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for folder in ("memlm", "index", "server") for file in (ROOT / folder).rglob("*.py"))

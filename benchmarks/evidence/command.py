@@ -12,8 +12,8 @@ import typer
 
 from benchmarks.printed import print_report
 from memlm.base.printable import one_line
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, err, print_table, table
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, err, print_table, table
 
 
 def evidence(
@@ -65,7 +65,7 @@ def evidence(
     from benchmarks.evidence.tables import bench_evidence, check_tables
     from benchmarks.evidence.tasks import AskedTasks
     from benchmarks.evidence.texts import LIBRARY, Sizes
-    from memlm.model.checkpoint import load_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint
 
     names, task_names = ([name for name in given.split(",") if name] for given in (only, tasks))
     asked = AskedTasks(tuple(task_names), include, limit, keep_gain) if task_names else None

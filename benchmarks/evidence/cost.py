@@ -20,7 +20,7 @@ from benchmarks.evidence.passages import QUERY_TOKENS, ROOM, check_lengths, pass
 from benchmarks.evidence.texts import Domain
 from memlm.base.progress import Progress
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 
 PASSAGES = "passages"

@@ -28,7 +28,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index, compact_index
 from memlm.indexing.option_trials import EncodedText
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 

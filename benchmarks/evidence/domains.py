@@ -29,7 +29,7 @@ from memlm.indexing.build import build_index
 from memlm.indexing.option_trials import EncodedText
 from memlm.indexing.tune import tune
 from memlm.indexing.tune_context import fit_past, read_past
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import Encoder, text_windows, window_size
 from memlm.retrieval.interpolation import mix_targets, target_logprobs

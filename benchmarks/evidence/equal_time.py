@@ -37,7 +37,7 @@ from memlm.data.windows import Window
 from memlm.errors import InvalidInput
 from memlm.indexing.option_trials import EncodedText
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, Prediction
 from memlm.retrieval.retriever import Retriever
 

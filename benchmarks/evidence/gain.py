@@ -22,7 +22,7 @@ from benchmarks.evidence.texts import overlap
 from benchmarks.per_token import per_token
 from memlm.base.progress import Progress
 from memlm.index.store.datastore import Datastore
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 PAIRS = ((ADAPTIVE, ONE_LAM), (BOTH, ADAPTIVE), (BOTH, CACHE))
 

@@ -20,7 +20,7 @@ from memlm.api.generation import Token
 from memlm.base.progress import Progress
 from memlm.index.store.snapshot import Snapshot
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 PROMPT_TOKENS, TOKENS, RUN = 64, 48, 4
 SHARE = 0.5  # of a token's probability that comes from memory

@@ -25,7 +25,7 @@ from memlm.base.progress import Progress
 from memlm.data.corpus import Document
 from memlm.errors import InvalidInput
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.prompting.builder import Part, build_prompt
 
 BUDGET = 256  # tokens of a prompt

@@ -30,7 +30,7 @@ from memlm.base.progress import Progress
 from memlm.bench.texts import median_ratio, time_per_token
 from memlm.index.store.datastore import Datastore
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 

@@ -28,7 +28,7 @@ from benchmarks.evidence.tokens import gain_by_token
 from benchmarks.evidence.training import training
 from memlm.base.progress import Progress, silent
 from memlm.errors import InvalidInput, check_choice
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 TASKS = "tasks"  # the table that needs files of the caller
 Table = Callable[[Checkpoint, Prepared, Progress], list[dict[str, Any]]]

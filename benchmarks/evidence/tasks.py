@@ -35,7 +35,7 @@ from memlm.errors import InvalidInput, Unavailable, check_range
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.fitting import Trial, find_threshold
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.adaptive import features_of
 from memlm.retrieval.interpolation import target_logprobs
 from memlm.retrieval.retriever import Retriever

@@ -17,7 +17,7 @@ from benchmarks.evidence.domains import ALONE, WAYS, Prepared, ReadText, nats_le
 from benchmarks.per_token import per_token
 from memlm.base.progress import Progress
 from memlm.data.tokenizer import Tokenizer
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 COUNTS = (1, 10, 100)  # times that a token occurs in the datastore
 LENGTHS = (2, 4, 8)  # tokens of an n-gram

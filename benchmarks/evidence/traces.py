@@ -23,13 +23,13 @@ from jaxtyping import UInt64
 from memlm.base.phrases import words_of
 from memlm.data.corpus import Document
 from memlm.index.ivf import VALUE_BITS, inner, open_index
-from memlm.index.store.chunk_vectors import SegmentChunks
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.passages import SegmentPassages
+from memlm.index.store.derived.chunk_vectors import SegmentChunks
+from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.derived.words import SegmentWords
 from memlm.index.store.segment import INDEX, Segment
-from memlm.index.store.words import SegmentWords
-from memlm.model.checkpoint import Checkpoint
-from memlm.zoo.chunk_store import TokenMeans
+from memlm.model.files.checkpoint import Checkpoint
+from memlm.zoo.retro.chunk_store import TokenMeans
 
 RUN, STEP = 8, 8  # tokens of a run that is searched for, and the distance of two runs, keys or codes
 HEAD = 8  # bytes of a trace that a file is searched for at first: fewer also stand where no trace is

@@ -33,7 +33,7 @@ from memlm.data.corpus import Corpus, Document
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
 from memlm.training.train import train
 

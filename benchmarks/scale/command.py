@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.printed import print_report
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, out, print_table, table
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, out, print_table, table
 from memlm.errors import InvalidInput
 
 BATCHES = (1, 8, 64)
@@ -50,7 +50,7 @@ def scale(
     """
     from benchmarks.scale.sizes import Machine, Plan, bench_scale
     from memlm.data.corpus import Corpus
-    from memlm.model.checkpoint import load_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint
 
     machine = Machine(None if shard_ram is None else shard_ram * 1e9, hop_ms)
     plan = Plan(

@@ -35,7 +35,7 @@ from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, check_range
 from memlm.index.ivf import code_bytes, create_index, lists_for
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 MIN_QUERIES = max(BATCHES)
 ID_BYTES = 8  # of an entry, beside its code

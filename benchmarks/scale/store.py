@@ -29,7 +29,7 @@ from memlm.index.exact import exact_neighbors
 from memlm.index.ivf import Ivf, code_bytes, lists_for, open_index, train_ivf
 from memlm.index.ivf_writer import write_ivf
 from memlm.index.selection import agreement
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 K = 32
 BATCHES = (1, 8, 64)

@@ -22,9 +22,9 @@ from memlm.index.factory import FLAT, NO_INDEX, with_lists_for
 from memlm.index.ivf import Ivf, open_index, resolve_index, train_ivf
 from memlm.index.ivf_writer import write_ivf
 from memlm.index.selection import IndexTrial, TrialQueries, select_index
+from memlm.index.store.derived.suffixes import write_suffixes
 from memlm.index.store.manifest import SUFFIXES, FileRecord, SegmentRecord, StoreSpec
 from memlm.index.store.segment import DOCUMENTS, INDEX, KEYS, PRUNED, STARTS, VALUES
-from memlm.index.store.suffixes import write_suffixes
 
 
 def finish_segment(

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from memlm.base.version import __version__
-from memlm.model.cpu import has_fast_bfloat16
-from memlm.model.linear import Linear
+from memlm.model.kernels.cpu import has_fast_bfloat16
+from memlm.model.kernels.linear import Linear
 
 LIBRARIES = ("torch", "numpy", "faiss-cpu", "grpcio", "transformers", "llama-cpp-python", "lm_eval")
 INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")

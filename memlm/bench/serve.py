@@ -32,11 +32,11 @@ from memlm.bench.texts import (
 )
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
-from memlm.generation.session_reading import PIECE_TOKENS
+from memlm.generation.sessions.reading import PIECE_TOKENS
 from memlm.language_model import load
 from memlm.model import Decoder, decoding_threads
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.model.state_pool import UNBOUNDED
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.state.pool import UNBOUNDED
 from memlm.server.local import started_server
 from memlm.training.config import PRESETS
 

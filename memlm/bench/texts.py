@@ -18,7 +18,7 @@ from memlm.api.handles import TokenStream
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder
-from memlm.model.checkpoint import save_checkpoint
+from memlm.model.files.checkpoint import save_checkpoint
 from memlm.training.config import PRESETS
 
 PROMPT = "import os\n\n\ndef main("

@@ -18,8 +18,8 @@ from memlm.bench.llama_cpp import LlamaCpp, convert, library
 from memlm.bench.texts import alternately, median_ratio, workplace
 from memlm.errors import InvalidInput
 from memlm.language_model import LanguageModel, load
-from memlm.model.catalog import find_model
-from memlm.model.gguf import is_gguf
+from memlm.model.files.catalog import find_model
+from memlm.model.files.gguf import is_gguf
 
 STREAMS = (1, 4, 16)
 START_TOKENS, NEW_TOKENS, PROMPT_TOKENS = 32, 64, 512

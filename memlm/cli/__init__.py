@@ -34,8 +34,8 @@ def main() -> None:
 def run(app: Callable[..., object]) -> None:
     """Runs a command line, and ends the process where it fails: one line of reason, and the exit code."""
     from memlm.base.printable import one_line
-    from memlm.cli.console import err
-    from memlm.cli.interruption import Interrupted
+    from memlm.cli.terminal.console import err
+    from memlm.cli.terminal.interruption import Interrupted
     from memlm.errors import MemlmError
 
     try:

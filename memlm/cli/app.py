@@ -9,20 +9,23 @@ from typing import Annotated
 import typer
 
 from memlm.base.plugins import load, registered
-from memlm.cli import bench, client, index, models, options
-from memlm.cli.answer import answer
+from memlm.cli import bench, models
+from memlm.cli.ask.answer import answer
+from memlm.cli.ask.chat import chat
+from memlm.cli.ask.generate import generate
+from memlm.cli.ask.trace import trace
 from memlm.cli.calibrate import calibrate
-from memlm.cli.chat import chat
-from memlm.cli.console import out
 from memlm.cli.doctor import doctor
 from memlm.cli.eval import evaluate
-from memlm.cli.generate import generate
 from memlm.cli.inspect import inspect
-from memlm.cli.interruption import InterruptibleGroup
 from memlm.cli.lm_eval import lm_eval
+from memlm.cli.remote import client
 from memlm.cli.serve import serve as serve_command
-from memlm.cli.shards import shard, split_store
-from memlm.cli.trace import trace
+from memlm.cli.store import index
+from memlm.cli.store.shards import shard, split_store
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import out
+from memlm.cli.terminal.interruption import InterruptibleGroup
 from memlm.cli.train import train as train_command
 from memlm.cli.tune_context import tune_context
 

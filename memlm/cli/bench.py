@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, print_table, table
 from memlm.errors import InvalidInput
 
 app = typer.Typer(help="Measure speed and RAM.", no_args_is_help=True)

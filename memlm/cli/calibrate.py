@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, out
 
 
 def calibrate(
@@ -29,7 +29,7 @@ def calibrate(
     """Calibrate the confidence threshold for early exit, and save it with the model."""
     documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
     from memlm.generation.early_exit import calibrate as run
-    from memlm.model.checkpoint import load_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint
 
     with ConsoleProgress() as progress:
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from memlm.cli.console import err, out
+from memlm.cli.terminal.console import err, out
 from memlm.errors import AlreadyExists
 from memlm.indexing.build import BuildReport
 

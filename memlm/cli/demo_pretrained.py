@@ -21,9 +21,9 @@ from rich.console import Console
 from memlm.api.datastores import NewDocument
 from memlm.api.scoring import Score
 from memlm.base.counted import counted
-from memlm.cli import render
-from memlm.cli.console import ConsoleProgress, emit_json, out, table
 from memlm.cli.demo import LIBRARY, print_build, print_commands, split_modules
+from memlm.cli.terminal import render
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, out, table
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.errors import NotFound
@@ -31,7 +31,7 @@ from memlm.evaluation import evaluate
 from memlm.indexing.build import BuildReport, build_index
 from memlm.indexing.tune import TuneReport, tune
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.server.local import started_server
 
 PACKAGE = "asyncio"

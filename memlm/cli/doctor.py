@@ -9,9 +9,9 @@ from typing import Any
 
 from memlm.base.figures import file_size
 from memlm.base.machine import ram_bytes
-from memlm.cli import options
-from memlm.cli.console import emit_json, out
-from memlm.cli.render_index import print_lines
+from memlm.cli.store.render import print_lines
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import emit_json, out
 
 EXTRAS = {"http": "uvicorn", "ray": "ray", "replicas": "fastapi", "parquet": "pyarrow", "lm-eval": "lm_eval",
           "tensorboard": "tensorboard", "otel": "opentelemetry.sdk"}  # fmt: skip
@@ -42,9 +42,9 @@ def examined() -> tuple[dict[str, Any], list[str]]:
     import torch
 
     from memlm.bench.machine import machine, versions
-    from memlm.model import native
-    from memlm.model.catalog import MODELS
     from memlm.model.device import device_of, dtype_of
+    from memlm.model.files.catalog import MODELS
+    from memlm.model.kernels import native
 
     measured, device = machine(), device_of("auto")
     has_bfloat16 = "gigaflops_bfloat16" in measured

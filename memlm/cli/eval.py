@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from memlm.api.params import RetrievalParams
 from memlm.base.figures import figure
 from memlm.base.progress import LOADING
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, print_table, table
-from memlm.cli.fields import Overrides, with_fields
-from memlm.cli.interruption import on_interrupt, this_command
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, print_table, table
+from memlm.cli.terminal.fields import Overrides, with_fields
+from memlm.cli.terminal.interruption import on_interrupt, this_command
 
 if TYPE_CHECKING:
     from memlm.data.corpus import Corpus

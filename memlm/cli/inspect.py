@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memlm.base.progress import LOADING
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, print_table, table
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, out, print_table, table
 from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:

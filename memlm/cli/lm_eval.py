@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlm.api.params import RetrievalParams
-from memlm.cli import options
-from memlm.cli.console import emit_json, out
-from memlm.cli.fields import Overrides, with_fields
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import emit_json, out
+from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:

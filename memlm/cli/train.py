@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from memlm.base.texts import read_text
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out
-from memlm.cli.fields import Overrides, with_fields
-from memlm.cli.interruption import describe_training, on_interrupt
-from memlm.cli.options import given
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, out
+from memlm.cli.terminal.fields import Overrides, with_fields
+from memlm.cli.terminal.interruption import describe_training, on_interrupt
+from memlm.cli.terminal.options import given
 from memlm.errors import InvalidInput
 from memlm.training.config import PRESETS, SHAPE, TrainConfig
 

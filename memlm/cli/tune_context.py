@@ -9,9 +9,9 @@ import typer
 from memlm.base.counted import counted
 from memlm.base.figures import figure
 from memlm.base.progress import LOADING
-from memlm.cli import options
-from memlm.cli.console import ConsoleProgress, emit_json, out
-from memlm.cli.interruption import on_interrupt, this_command
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, out
+from memlm.cli.terminal.interruption import on_interrupt, this_command
 
 
 def tune_context(
@@ -34,7 +34,7 @@ def tune_context(
     with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         from memlm.indexing.tune_context import tune_context as run
-        from memlm.model.checkpoint import load_checkpoint
+        from memlm.model.files.checkpoint import load_checkpoint
         from memlm.retrieval.encoder import window_size
 
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)

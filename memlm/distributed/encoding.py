@@ -24,8 +24,8 @@ from memlm.distributed.cluster import connect
 from memlm.errors import Incompatible, InvalidInput, MemlmError, Unavailable
 from memlm.indexing.encoding import LocalEncoder
 from memlm.indexing.pruning import EncodedWindow
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.config import ModelConfig
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 BLOCKS_EACH = 2  # a worker has one to encode and one to go on with
 BLOCKS_AHEAD = 4  # for each worker: those encoded before an earlier one wait in this process

@@ -27,9 +27,9 @@ from memlm.generation.draft_budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
 from memlm.generation.step_search import Decoded, Found, RunningSequence, remember, search_memories
 from memlm.model import DecoderState, decoding_threads
-from memlm.model.checkpoint import Checkpoint
-from memlm.model.state_pool import UNBOUNDED, StatePool
-from memlm.model.state_size import row_bytes
+from memlm.model.files.checkpoint import Checkpoint
+from memlm.model.state.pool import UNBOUNDED, StatePool
+from memlm.model.state.size import row_bytes
 
 PREFILL_TOKENS = 256
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.

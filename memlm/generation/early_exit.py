@@ -26,9 +26,9 @@ from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.errors import Corrupt, InvalidInput, NotFound
 from memlm.model import Decoder, DecoderState
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.early_exit import HALTING, ExitRule, forward_early_exit, hoeffding_bentkus, learned_to_halt
-from memlm.model.gguf import companion
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.gguf import companion
 from memlm.retrieval.retriever import Retriever
 
 RULE_FILE = "early_exit.json"

@@ -28,11 +28,11 @@ from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
 from memlm.generation.remembering import entries_of, mean_key
 from memlm.generation.scoring import score_text
-from memlm.generation.session_files import SessionState
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.files import SessionState
+from memlm.generation.sessions.sessions import Sessions
 from memlm.index.store.exclusion import search_views
-from memlm.model.checkpoint import Checkpoint
-from memlm.model.encoder_files import EncoderCheckpoint
+from memlm.model.files.checkpoint import Checkpoint
+from memlm.model.files.encoder_files import EncoderCheckpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast

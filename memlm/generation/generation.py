@@ -28,13 +28,13 @@ from memlm.generation.drafts import Drafts
 from memlm.generation.prompts import EncodedPrompt, prompt_steps, room_for
 from memlm.generation.sampling import sample
 from memlm.generation.seams import OwnDecoder
-from memlm.generation.session_files import SessionState
-from memlm.generation.session_reading import copied_aside
-from memlm.generation.sessions import Lease
+from memlm.generation.sessions.files import SessionState
+from memlm.generation.sessions.reading import copied_aside
+from memlm.generation.sessions.sessions import Lease
 from memlm.generation.token_records import TokenRecords
 from memlm.generation.usage import with_token
 from memlm.model import DecoderState
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.loop_guard import WINDOW
 from memlm.retrieval.own_past import OwnPast, mix_memories
 from memlm.retrieval.result import RetrievalResult

@@ -12,7 +12,7 @@ from torch import Tensor
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.generation.prompts import too_long
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.gate import gated
 from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.result import RetrievalResult

@@ -37,7 +37,7 @@ from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import Pointer, StoreSpec, read_pointer
 from memlm.index.store.small_segments import NewEntries
 from memlm.index.store.snapshot import Snapshot
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
 

@@ -20,7 +20,7 @@ from memlm.errors import InvalidInput
 from memlm.generation.generation import Generation
 from memlm.generation.seams import UNBOUNDED
 from memlm.model import DecoderState, decoding_threads
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 
 class PromptMixture:

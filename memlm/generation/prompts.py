@@ -10,8 +10,8 @@ from memlm.api.params import GenerateRequest, StreamRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.tokenizer import SHORT_CHARACTERS, Tokenizer
 from memlm.errors import InvalidInput
-from memlm.generation.session_files import SessionState
-from memlm.model.checkpoint import Checkpoint
+from memlm.generation.sessions.files import SessionState
+from memlm.model.files.checkpoint import Checkpoint
 
 MESSAGE_CHARACTERS = 128  # of text take as long to encode as a template to write a message
 

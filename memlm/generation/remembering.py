@@ -15,7 +15,7 @@ from memlm.data.windows import Window, WindowSize
 from memlm.errors import InvalidInput
 from memlm.index.store.manifest import StoreSpec
 from memlm.index.store.small_segments import NewEntries
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
 
 

@@ -15,7 +15,7 @@ from memlm.base.steps import Steps
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
 from memlm.generation.likeliest import Likeliest, check_alternatives, likeliest
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction
 from memlm.retrieval.encoder import document_windows as windows_for
 from memlm.retrieval.gate import SpalmGate, gated

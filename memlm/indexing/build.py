@@ -35,7 +35,7 @@ from memlm.indexing.estimate import estimate_build
 from memlm.indexing.pruning import EncodedWindow, check_prune
 from memlm.indexing.quality import KeyCheck, Quality
 from memlm.indexing.self_tuning import SelfTuning
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import document_windows, window_size
 from memlm.retrieval.store import ModelStore
 

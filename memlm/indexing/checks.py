@@ -36,7 +36,7 @@ from memlm.indexing.quality import (
     trial_of,
 )
 from memlm.indexing.self_tuning import SelfTuning, must_tune, tune_on_itself
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.store import ModelStore
 
 QUICK_SHARE, QUICK_TOKENS, QUICK_PROMPTS = 0.1, 1024, 12

@@ -18,7 +18,7 @@ from memlm.index.factory import FLAT, NO_INDEX, Factory
 from memlm.index.ivf import POINTS_FOR_CODES, POINTS_PER_LIST, code_bytes, is_lossless, nlist_of, resolve_index
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.threads import faiss_threads
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows, window_size
 
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000

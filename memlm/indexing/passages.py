@@ -22,7 +22,7 @@ from memlm.index.store.snapshot import Snapshot, Span
 from memlm.indexing.fitting import Evidence
 from memlm.indexing.quality import Queries
 from memlm.model import Decoder
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, Prediction, document_windows
 
 BEGINNING_TOKENS = 512  # of a longer document: a piece of work that is short beside the time allowed

@@ -23,7 +23,7 @@ from memlm.data.windows import Window, WindowSize, blocks_of
 from memlm.index.neighbors import Neighbors, Searcher, search_filtered
 from memlm.index.selection import agreement, mean_and_error
 from memlm.index.store.snapshot import Snapshot
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, Prediction, document_windows, predictions_of
 from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
 from memlm.retrieval.retriever import Retriever

@@ -23,8 +23,8 @@ from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Corpus
 from memlm.data.windows import blocks_of
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.gguf import companion
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.gguf import companion
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, text_windows
 from memlm.retrieval.gate import GATE_FILE, SpalmGate
 from memlm.retrieval.retriever import Retriever

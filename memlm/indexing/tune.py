@@ -36,7 +36,7 @@ from memlm.indexing.fitting import (
 )
 from memlm.indexing.option_trials import EncodedText, try_lists
 from memlm.indexing.passages import sample_prompts
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, text_windows
 from memlm.retrieval.retriever import Retriever

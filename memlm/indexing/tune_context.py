@@ -19,7 +19,7 @@ from memlm.data.windows import WindowSize, blocks_of
 from memlm.errors import InvalidInput
 from memlm.index.neighbors import Neighbors
 from memlm.indexing.fitting import Evidence, Trial, fit_lam, gain_of, grid_search, nats_of
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, text_windows
 from memlm.retrieval.own_past import ContextSettings

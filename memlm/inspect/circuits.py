@@ -19,10 +19,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.inspect.heads import HeadId
-from memlm.model.attention import Attention
+from memlm.model.attention.attention import Attention
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.decoder import Decoder
 from memlm.model.forward import ForwardContext
-from memlm.model.mask import AttentionMask
 from memlm.model.norms import OffsetRMSNorm
 from memlm.model.positions import apply_rope
 

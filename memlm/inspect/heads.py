@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from memlm.inspect.texts import Needle, RepeatedText
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
-from memlm.model.mask import AttentionMask
 
 HeadId: TypeAlias = tuple[int, int]  # layer and head, from 0
 

@@ -44,9 +44,9 @@ from memlm.inspect.heads import (
     uniform_scores,
 )
 from memlm.inspect.texts import Needle, RepeatedText, needles, repeated_text
-from memlm.model.attention import Attention
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.attention.attention import Attention
 from memlm.model.decoder import Decoder
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 MAPPED = 64  # tokens of an attention map
 MOST_MAPS, MOST_TARGETS, MOST_SOURCES = 6, 16, 4

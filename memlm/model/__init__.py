@@ -3,6 +3,6 @@
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder, decoding_threads
 from memlm.model.mechanisms import Compression, Memorizing, RopeScaling
-from memlm.model.state import DecoderState
+from memlm.model.state.decoder_state import DecoderState
 
 __all__ = ["Compression", "Decoder", "DecoderState", "Memorizing", "ModelConfig", "RopeScaling", "decoding_threads"]

@@ -24,11 +24,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, NotFound, check_range
-from memlm.model.linear import Linear
+from memlm.model.kernels.linear import Linear
 
 if TYPE_CHECKING:
     from memlm.model.decoder import Decoder
-    from memlm.model.state import DecoderState
+    from memlm.model.state.decoder_state import DecoderState
 
 ALL_LINEAR = "all-linear"  # the word of PEFT for every linear layer of the blocks
 SUBLAYERS = ("attention.out", "ff.down")  # whose outputs are those of a block's sub-layers

@@ -28,23 +28,23 @@ from torch import Tensor, nn
 from memlm.base.cpu import threads
 from memlm.errors import InvalidInput
 from memlm.model.adapters import Adapters
+from memlm.model.attention.knn_attention import exact
+from memlm.model.attention.mask import AttentionMask
+from memlm.model.attention.watch import Watch
 from memlm.model.config import ModelConfig
 from memlm.model.embedding import Embedding
-from memlm.model.fields import fields_of
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact
+from memlm.model.kernels.linear import Linear, panel_weights, stored_as
+from memlm.model.kernels.native_step import NativeStep
+from memlm.model.kernels.quantized import PanelWeight
 from memlm.model.layers import Block
-from memlm.model.linear import Linear, panel_weights, stored_as
-from memlm.model.mask import AttentionMask
-from memlm.model.native_step import NativeStep
 from memlm.model.norms import make_norm
-from memlm.model.pages import Allocate, zeros
 from memlm.model.positions import BIASES, RelativeBias, Rotary, sinusoids
-from memlm.model.quantized import PanelWeight
-from memlm.model.segments import update_memories_at_boundary
-from memlm.model.source import Source
-from memlm.model.state import DecoderState, check_room
-from memlm.model.watch import Watch
+from memlm.model.state.decoder_state import DecoderState, check_room
+from memlm.model.state.fields import fields_of
+from memlm.model.state.pages import Allocate, zeros
+from memlm.model.state.segments import update_memories_at_boundary
+from memlm.model.state.source import Source
 
 FEW_TOKENS = 4
 ONE_THREAD_BYTES = 64 << 20

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-import memlm.model.cpu as cpu
+import memlm.model.kernels.cpu as cpu
 from memlm.base.compute import AUTO, check_device, check_dtype
 from memlm.errors import InvalidInput
 

@@ -18,7 +18,7 @@ from memlm.errors import InvalidInput
 from memlm.model.decoder import Decoder
 from memlm.model.exits import ExitStack
 from memlm.model.forward import ForwardContext
-from memlm.model.state import DecoderState, check_room
+from memlm.model.state.decoder_state import DecoderState, check_room
 
 MEASURES = ("softmax", "state", "halt")
 HALTING = 0.5  # the confidence of a model's own halting at which a token leaves, where none was calibrated

@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_choice, check_range
+from memlm.model.attention.knn_attention import exact
 from memlm.model.draws import drawn
-from memlm.model.knn_attention import exact
 from memlm.model.norms import make_norm
 from memlm.model.parts import Part
 

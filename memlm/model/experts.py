@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
+from memlm.model.attention.knn_attention import exact
 from memlm.model.draws import drawn
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact
 from memlm.model.layers import FeedForward
 from memlm.model.parts import Part
 

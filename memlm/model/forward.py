@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from memlm.errors import InvalidInput
-from memlm.model.mask import AttentionMask
+from memlm.model.attention.mask import AttentionMask
+from memlm.model.attention.watch import Watch
 from memlm.model.positions import RelativeBias, Rotary
-from memlm.model.state import DecoderState
-from memlm.model.watch import Watch
+from memlm.model.state.decoder_state import DecoderState
 
 ALIKE_PLACES = 128  # up to here, reading places that a row does not have costs less than another product
 

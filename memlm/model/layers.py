@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from memlm.model.attention import Attention
-from memlm.model.compression import Compressor
+from memlm.model.attention.attention import Attention
+from memlm.model.attention.compression import Compressor
 from memlm.model.config import ModelConfig
 from memlm.model.forward import ForwardContext
-from memlm.model.linear import Linear
+from memlm.model.kernels.linear import Linear
 from memlm.model.norms import make_norm
 
 # The activation of a gate, where one multiplies the inner layer. GeGLU's is GELU by its approximation with tanh.

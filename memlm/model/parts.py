@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from memlm.model.config import ModelConfig
-    from memlm.model.fields import Field
+    from memlm.model.state.fields import Field
 
 PLAIN = {
     "mixer": "attention",
@@ -39,7 +39,7 @@ PLAIN = {
 }
 # The classes of the decoder's own kinds. Any is loaded when a config names it first.
 KNOWN: dict[str, dict[str, str]] = {
-    "mixer": {"pattern": "memlm.model.patterns:Pattern"},
+    "mixer": {"pattern": "memlm.model.attention.patterns:Pattern"},
     "channel": {
         "experts": "memlm.model.experts:Experts",
         "switch": "memlm.model.experts:Switch",
@@ -71,7 +71,7 @@ class Part:
     is_exact: ClassVar[bool] = True
     # Whether it chooses by tokens, so that vectors cannot be read in their place.
     needs_tokens: ClassVar[bool] = False
-    # Whether each row of a state has a source that it reads (memlm/model/source.py).
+    # Whether each row of a state has a source that it reads (memlm/model/state/source.py).
     reads_source: ClassVar[bool] = False
     # How a model with it learns, as `module:class` (memlm/training/recipe.py). Empty: as any model does.
     recipe: ClassVar[str] = ""

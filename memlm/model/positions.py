@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.config import ModelConfig
-from memlm.model.mask import AttentionMask
 from memlm.model.mechanisms import RopeScaling
 
 NARROW_DEVICE = "mps"  # has no float64

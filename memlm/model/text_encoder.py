@@ -17,14 +17,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_choice
+from memlm.model.attention.mask import AttentionMask
+from memlm.model.attention.watch import Watch
 from memlm.model.config import ModelConfig
 from memlm.model.embedding import Embedding
 from memlm.model.forward import ForwardContext
+from memlm.model.kernels.linear import Linear
 from memlm.model.layers import Block
-from memlm.model.linear import Linear
-from memlm.model.mask import AttentionMask
 from memlm.model.norms import make_norm
-from memlm.model.watch import Watch
 
 POOLINGS = ("mean", "first")
 

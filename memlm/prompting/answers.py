@@ -26,7 +26,7 @@ from memlm.generation.generation import Generation
 from memlm.generation.mixture import MixedGeneration
 from memlm.generation.prompts import check_conversation
 from memlm.generation.seams import SteppedText, stream_steps
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
 
 TASK = "Answer the question from these passages."

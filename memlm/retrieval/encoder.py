@@ -22,7 +22,7 @@ from memlm.base.steps import Steps
 from memlm.data.windows import Window, WindowSize, check_stride, segments_of, windows_of
 from memlm.errors import InvalidInput, check_range
 from memlm.model import Decoder, DecoderState
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
 GPU_BATCH_TOKENS = 8192  # four times as fast as 1,024 on an H100, and 65,536 hardly more (log, 2026-11-26-gpu)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from memlm.errors import Corrupt, NotFound
 from memlm.index.neighbors import Neighbors
 from memlm.model import Decoder
-from memlm.model.gguf import companion
+from memlm.model.files.gguf import companion
 
 OPEN = 4.0  # sigmoid(4) = 0.98: at first the gate hardly changes the model
 

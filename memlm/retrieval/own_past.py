@@ -24,7 +24,7 @@ from memlm.base.files import write_atomic
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt, InvalidInput, check_range
 from memlm.index.neighbors import Neighbors
-from memlm.model.gguf import companion
+from memlm.model.files.gguf import companion
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.interpolation import KnnLogprobs, knn_logprobs, mix, neighbor_logweights

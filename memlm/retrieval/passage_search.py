@@ -20,8 +20,8 @@ from memlm.api.answers import FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
 from memlm.base.phrases import terms_of
 from memlm.base.steps import Offload, Steps
-from memlm.index.store.passage_vectors import PassageEncoder
-from memlm.index.store.passages import SegmentPassages
+from memlm.index.store.derived.passage_vectors import PassageEncoder
+from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.retriever import exclusion_of

@@ -12,10 +12,10 @@ from memlm.base.steps import Offload, Steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived.words import PIECE_TOKENS, SegmentWords
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
-from memlm.index.store.words import PIECE_TOKENS, SegmentWords
 from memlm.retrieval.segment_cache import SegmentCache
 
 

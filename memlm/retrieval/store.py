@@ -22,15 +22,15 @@ from memlm.base.steps import Offload, Steps
 from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived.passage_vectors import PassageEncoder, SegmentVectors
+from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.derived.suffixes import SegmentSuffixes
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
-from memlm.index.store.passage_vectors import PassageEncoder, SegmentVectors
-from memlm.index.store.passages import SegmentPassages
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Place, Snapshot
-from memlm.index.store.suffixes import SegmentSuffixes
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.passages import Passage
 from memlm.retrieval.phrases import Phrases
 from memlm.retrieval.segment_cache import SegmentCache

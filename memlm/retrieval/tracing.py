@@ -19,9 +19,9 @@ from memlm.api.generation import Neighbor
 from memlm.api.tracing import MAX_SPANS, RankBy, Trace, TracedSpan, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.tokenizer import Tokenizer
+from memlm.index.store.derived.suffixes import SegmentSuffixes
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
-from memlm.index.store.suffixes import SegmentSuffixes
 from memlm.index.suffix_array import DEPTH
 from memlm.retrieval.store import SNIPPET_TOKENS, ModelStore
 

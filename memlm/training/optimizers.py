@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memlm.model.cpu import has_fast_bfloat16
+from memlm.model.kernels.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig
 
 KNN_RATE = 20.0  # a head's gate and scale are single numbers that must move by about one; weights, by hundredths

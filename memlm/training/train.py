@@ -24,9 +24,9 @@ from memlm.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, MemlmError, NotFound, check_path
 from memlm.model import Decoder, ModelConfig
-from memlm.model.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
 from memlm.model.adapters import Adapter, new_adapter, parse_adapter
-from memlm.model.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.adapter_files import ADAPTER_CONFIG, AdapterNames, save_adapter
+from memlm.model.files.checkpoint import CONFIG_FILE, Checkpoint, load_checkpoint, save_checkpoint
 from memlm.training.config import PRESETS, TrainConfig
 from memlm.training.data import write_tokens
 from memlm.training.distributed import ProcessGroup, device_of
@@ -78,7 +78,7 @@ def train(
 
     `init_from` is a trained model, of memlm or of another family, to continue from. Its shape and tokenizer stay, and
     the memories among `config.model_fields` are added. With a `config.adapter`, only that learns, and `out` gets the
-    adapter alone (`memlm.model.adapter_files`). An interrupted run leaves its last checkpoint in `out/training`.
+    adapter alone (`memlm.model.files.adapter_files`). An interrupted run leaves its last checkpoint in `out/training`.
     With `resume=True` it continues from there, with its original configuration. Raises AlreadyExists if `out` holds a
     model or an unfinished run, NotFound if there is no run to resume, and InvalidInput for a corpus shorter than one
     window and for settings that contradict each other.

@@ -23,7 +23,7 @@ from memlm.base.progress import Progress, silent
 from memlm.errors import Corrupt
 from memlm.model import Decoder, DecoderState
 from memlm.model.adapters import Adapter
-from memlm.model.cpu import has_fast_bfloat16
+from memlm.model.kernels.cpu import has_fast_bfloat16
 from memlm.training.config import TrainConfig, learning_rate_at
 from memlm.training.data import TrainingBatch, TrainingData
 from memlm.training.distributed import ProcessGroup

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from memlm.errors import check_range
-from memlm.model.attention import Attention, Heads
+from memlm.model.attention.attention import Attention, Heads
+from memlm.model.attention.knn_attention import exact
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

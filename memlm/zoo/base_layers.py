@@ -16,8 +16,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
 from memlm.errors import check_range
+from memlm.model.attention.knn_attention import exact
 from memlm.model.experts import ExpertFeedForwards
-from memlm.model.knn_attention import exact
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from memlm.errors import InvalidInput
-from memlm.model.attention import Heads, MaskedAttention
+from memlm.model.attention.attention import Heads, MaskedAttention
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.forward import ForwardContext
-from memlm.model.linear import Linear
-from memlm.model.mask import AttentionMask
+from memlm.model.kernels.linear import Linear
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memlm.api.params import GenerateRequest, SamplingParams
-from memlm.cli import options, render
 from memlm.cli.eval import print_evaluation
-from memlm.cli.fields import with_fields
+from memlm.cli.terminal import options, render
+from memlm.cli.terminal.fields import with_fields
 
 if TYPE_CHECKING:
     from memlm.language_model import LanguageModel
-    from memlm.zoo.model_mixture import ModelMixture
+    from memlm.zoo.demix.model_mixture import ModelMixture
 
 app = typer.Typer(help="Read and mix models with parts of the literature (docs/zoo.md).", no_args_is_help=True)
 
@@ -112,8 +112,8 @@ def _loaded(
 ) -> Iterator[LanguageModel]:
     """A model with its domain and its chunks."""
     from memlm.language_model import load
-    from memlm.zoo.datastore_chunks import read_chunks
-    from memlm.zoo.domains import fix_domain
+    from memlm.zoo.demix.domains import fix_domain
+    from memlm.zoo.retro.datastore_chunks import read_chunks
 
     with ExitStack() as held:
         lm = held.enter_context(load(model, dtype=dtype, device=device))
@@ -125,7 +125,7 @@ def _loaded(
 
 
 def _mixture(models: Sequence[Path], top: int, dtype: str, device: str, *, mix_domains: bool) -> ModelMixture:
-    from memlm.zoo.model_mixture import ModelMixture
+    from memlm.zoo.demix.model_mixture import ModelMixture
 
     mixture = ModelMixture(models, top=top, dtype=dtype, device=device)
     if mix_domains and not any(reader.domain for reader in mixture.readers):

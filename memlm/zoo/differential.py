@@ -22,10 +22,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
-from memlm.model.attention import Heads, MaskedAttention
+from memlm.model.attention.attention import Heads, MaskedAttention
+from memlm.model.attention.knn_attention import KnnResult, exact
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import KnnResult, exact
-from memlm.model.linear import Linear
+from memlm.model.kernels.linear import Linear
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

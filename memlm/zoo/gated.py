@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.linear import Linear
+from memlm.model.kernels.linear import Linear
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

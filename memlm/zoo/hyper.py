@@ -26,12 +26,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.attention import Attention, Heads
+from memlm.model.attention.attention import Attention, Heads
+from memlm.model.attention.knn_attention import exact
 from memlm.model.draws import drawn, normals
-from memlm.model.fields import PLACES, Field
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact
 from memlm.model.parts import Part
+from memlm.model.state.fields import PLACES, Field
 
 if TYPE_CHECKING:
     from memlm.model.config import ModelConfig

@@ -25,11 +25,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.attention import Attention
-from memlm.model.fields import Field
+from memlm.model.attention.attention import Attention
 from memlm.model.forward import ForwardContext
 from memlm.model.parts import Part
-from memlm.model.state import DecoderState
+from memlm.model.state.decoder_state import DecoderState
+from memlm.model.state.fields import Field
 
 if TYPE_CHECKING:
     from memlm.model.config import ModelConfig

@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from memlm.model.attention import Attention, Heads
-from memlm.model.fields import Field
+from memlm.model.attention.attention import Attention, Heads
+from memlm.model.attention.knn_attention import exact
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact
 from memlm.model.parts import Part
+from memlm.model.state.fields import Field
 
 if TYPE_CHECKING:
     from memlm.model.config import ModelConfig

@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.attention import Heads
+from memlm.model.attention.attention import Heads
+from memlm.model.attention.knn_attention import exact, unit
 from memlm.model.draws import normals
-from memlm.model.fields import PLACES, Field
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact, unit
+from memlm.model.state.fields import PLACES, Field
 from memlm.zoo.buckets import BUCKET_TYPE, MOST_BUCKETS, BucketAttention, BucketPart, is_in_front, is_self, latest
 
 if TYPE_CHECKING:

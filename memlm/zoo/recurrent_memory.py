@@ -20,13 +20,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.config import ABSOLUTE, ModelConfig
 from memlm.model.experts import HashExperts
-from memlm.model.fields import Field
 from memlm.model.forward import ForwardContext
-from memlm.model.mask import AttentionMask
 from memlm.model.parts import Part
-from memlm.model.state import DecoderState
+from memlm.model.state.decoder_state import DecoderState
+from memlm.model.state.fields import Field
 
 if TYPE_CHECKING:
     from memlm.model.decoder import Decoder

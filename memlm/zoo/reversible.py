@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from memlm.errors import InvalidInput
-from memlm.model.knn_attention import exact
-from memlm.model.linear import Linear
+from memlm.model.attention.knn_attention import exact
+from memlm.model.kernels.linear import Linear
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.errors import check_range
-from memlm.model.attention import Heads
+from memlm.model.attention.attention import Heads
+from memlm.model.attention.knn_attention import exact, unit
 from memlm.model.draws import normals
-from memlm.model.knn_attention import exact, unit
 from memlm.zoo.linear_attention import Drawn, Features, LinearAttention, LinearPart
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.attention import Attention, Heads
-from memlm.model.fields import PLACES, Field
+from memlm.model.attention.attention import Attention, Heads
+from memlm.model.attention.knn_attention import exact
 from memlm.model.forward import ForwardContext
-from memlm.model.knn_attention import exact
 from memlm.model.parts import Part
+from memlm.model.state.fields import PLACES, Field
 
 if TYPE_CHECKING:
     from memlm.model.config import ModelConfig

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.attention import Attention, Heads
-from memlm.model.linear import Linear
+from memlm.model.attention.attention import Attention, Heads
+from memlm.model.kernels.linear import Linear
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput, check_range
-from memlm.model.knn_attention import exact
+from memlm.model.attention.knn_attention import exact
 from memlm.model.parts import Part
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import Checkpoint
-from memlm.model.state_size import row_bytes
+from memlm.model.files.checkpoint import Checkpoint
+from memlm.model.state.size import row_bytes
 
 MIB = 1 << 20
 
@@ -13,7 +13,7 @@ class CacheBudget:
     """`max_bytes` for all running generations.
 
     Each counts with its prompt and its longest output, so that none has to be stopped half way. Its row takes that RAM
-    only as it grows (memlm/model/pages.py).
+    only as it grows (memlm/model/state/pages.py).
     """
 
     def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:

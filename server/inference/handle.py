@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from memlm.errors import InternalError, MemlmError
-from memlm.generation.session_fence import SessionFence
+from memlm.generation.sessions.fence import SessionFence
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import Cancel, Failed, Stop, Submission, ToWorker
 from memlm.server.inference.requests import EngineHandle

@@ -29,7 +29,7 @@ from memlm.api.request import Request
 from memlm.api.sessions import ListSessionsRequest
 from memlm.base.cpu import num_cores
 from memlm.errors import InternalError, MemlmError, NotFound, Unavailable
-from memlm.generation.session_fence import SessionFence
+from memlm.generation.sessions.fence import SessionFence
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, WorkerHandle

@@ -19,13 +19,13 @@ from memlm.base.cpu import use_cores
 from memlm.distributed.shards import Shards
 from memlm.errors import Incompatible, MemlmError, Unavailable
 from memlm.generation.engine import Engine
-from memlm.generation.session_fence import SessionFence, check_of
-from memlm.generation.session_names import SessionNames
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.fence import SessionFence, check_of
+from memlm.generation.sessions.names import SessionNames
+from memlm.generation.sessions.sessions import Sessions
 from memlm.index.store.exclusion import search_views
-from memlm.model.adapter_files import attach_adapters
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.encoder_files import load_encoder
+from memlm.model.files.adapter_files import attach_adapters
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.files.encoder_files import load_encoder
 from memlm.retrieval.store import OnLost, ViewSearch
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.messages import DocumentsDeleted, Loaded, LoadFailed

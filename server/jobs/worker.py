@@ -32,7 +32,7 @@ from memlm.server.processes import die_with_parent, is_single_threaded, lower_pr
 from memlm.server.telemetry.logs import start_logging
 
 if TYPE_CHECKING:
-    from memlm.model.checkpoint import Checkpoint
+    from memlm.model.files.checkpoint import Checkpoint
 
 REPORT_INTERVAL_S = 0.2
 BUILD, ADD, COMPACT, DELETE = "build", "add", "compact", "delete"
@@ -141,7 +141,7 @@ def _load(pipe: Connection, settings: WorkerSettings) -> Checkpoint | None:
     """
     import torch
 
-    from memlm.model.checkpoint import load_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint
 
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)

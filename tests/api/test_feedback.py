@@ -17,7 +17,7 @@ from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput, NotFound
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 
 PORT, MAIL = "Which port does the gateway use?", "How do I restart the mail server?"
 

@@ -18,9 +18,9 @@ from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
-from memlm.model.adapter_files import attach_adapters
+from memlm.model.files.adapter_files import attach_adapters
 from memlm.prompting.chains import choose, selection_inference
-from memlm.zoo.model_mixture import ModelMixture
+from memlm.zoo.demix.model_mixture import ModelMixture
 
 
 def names_of(record: type) -> set[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from memlm.api.chat import Message
 from memlm.base.texts import InUtf8, text_of
-from memlm.cli.chat_shell import piped_lines
-from memlm.cli.options import read_text
+from memlm.cli.ask.chat_shell import piped_lines
+from memlm.cli.terminal.options import read_text
 from memlm.language_model import load
 from memlm.server.frontend.auth import Authenticator
 from memlm.server.http.schema import parse_json

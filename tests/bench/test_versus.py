@@ -10,7 +10,7 @@ from memlm.bench import llama_cpp
 from memlm.bench.llama_cpp import LlamaCpp, convert
 from memlm.cli.app import app
 from memlm.language_model import load
-from memlm.model.catalog import SMOLLM2
+from memlm.model.files.catalog import SMOLLM2
 
 needs_llama_cpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 needs_smollm2 = pytest.mark.skipif(SMOLLM2.path is None, reason="smollm2 is not installed: `memlm models pull smollm2`")

@@ -24,7 +24,7 @@ from memlm.errors import InvalidInput
 from memlm.generation.likelihood import loglikelihood, split_ids
 from memlm.integrations.lm_eval import MemlmLM
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.retriever import Retriever
 

@@ -22,7 +22,7 @@ from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.generation.scoring import score_windows
 from memlm.index.store.datastore import Datastore
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.encoder import text_windows
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore

@@ -12,7 +12,7 @@ from benchmarks.commands import app
 from benchmarks.needles import LENGTHS, QUESTION, Answer, hide
 from memlm.bench import texts
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.own_past import ContextSettings, OwnPast
 

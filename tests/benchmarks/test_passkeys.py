@@ -13,8 +13,8 @@ from benchmarks.commands import app
 from benchmarks.needles import NAMES, QUESTION, answers_of
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.extended_attention import remembering_alone
+from memlm.model.attention.extended_attention import remembering_alone
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.own_past import ContextSettings, OwnPast
 

@@ -16,7 +16,7 @@ from benchmarks.scale.store import BATCHES, Built, rotated_copies, scaled_keys
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.ivf import lists_for, resolve_index
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 
 SIZES = (100_000, 300_000, 1_000_000, 10_000_000)
 CACHE = 32 << 20

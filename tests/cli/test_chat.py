@@ -19,7 +19,7 @@ from chats import save_chat_model
 from running import PATIENCE_S, RunningServer, wait_until
 
 from memlm.cli import main
-from memlm.cli.conversation import Conversation
+from memlm.cli.ask.conversation import Conversation
 from memlm.client import Client, Tls
 from memlm.data.corpus import Document
 from memlm.indexing.build import build_index

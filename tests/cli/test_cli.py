@@ -29,11 +29,11 @@ from typer.testing import CliRunner
 from memlm.bench.machine import machine
 from memlm.cli import main
 from memlm.cli.app import app
-from memlm.cli.client_connection import in_their_places
-from memlm.cli.console import ConsoleProgress, jsonable
-from memlm.cli.options import num_bytes
-from memlm.cli.render_index import SERVED_WITHOUT_KEYS
+from memlm.cli.remote.connection import in_their_places
 from memlm.cli.serve import announcement
+from memlm.cli.store.render import SERVED_WITHOUT_KEYS
+from memlm.cli.terminal.console import ConsoleProgress, jsonable
+from memlm.cli.terminal.options import num_bytes
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.estimate import SAMPLE_DOCUMENTS
 from memlm.server.config import ServerConfig
@@ -150,7 +150,9 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
     empty, nowhere = tmp_path / "empty", tmp_path / "nowhere"
     empty.mkdir()
     (tmp_path / "broken.jsonl").write_text('{"text": 5}\n')
-    monkeypatch.setattr("memlm.model.checkpoint.read_config_file", lambda folder: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "memlm.model.files.checkpoint.read_config_file", lambda folder: pytest.fail("a model was loaded")
+    )
     for words, says in (
         (["index", "build", corpus_folder, "--out", store_folder], "index add"),
         (["index", "build", empty, "--out", tmp_path / "s"], "no text was found"),
@@ -538,7 +540,7 @@ def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch, tmp_p
     measured = machine()  # for seconds, so once
     monkeypatch.setattr("memlm.bench.machine.machine", lambda: measured)
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=Path("here"))})
+    monkeypatch.setattr("memlm.model.files.catalog.MODELS", {"m": SimpleNamespace(path=Path("here"))})
     code, out, _ = memlm(capsys, "doctor", "--json")
     facts = json.loads(out)
     assert code == 0
@@ -549,7 +551,7 @@ def test_doctor_shows_the_machine_and_what_is_missing(capsys, monkeypatch, tmp_p
         assert not any(problem in line for line in facts["advice"])
     add_packages_of_cuda(tmp_path)
     monkeypatch.setattr("os.getloadavg", lambda: (1e4, 0.0, 0.0))
-    monkeypatch.setattr("memlm.model.catalog.MODELS", {"m": SimpleNamespace(path=None)})
+    monkeypatch.setattr("memlm.model.files.catalog.MODELS", {"m": SimpleNamespace(path=None)})
     monkeypatch.setattr("memlm.cli.doctor.EXTRAS", {"http": "no_such_module", "otel": "nothing.below"})
     monkeypatch.setattr("memlm.cli.doctor.ram_bytes", lambda: 1 << 30)
     code, out, _ = memlm(capsys, "doctor")
@@ -641,7 +643,7 @@ def _checkpointed(journal: Path) -> int:
 
 def test_plain_lines_of_progress_come_at_growing_intervals_and_say_something_new(capsys, monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr("memlm.cli.console.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("memlm.cli.terminal.console.time.monotonic", lambda: now_s[0])
     lines = []
     with ConsoleProgress() as progress:
         for second in range(12):

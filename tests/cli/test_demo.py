@@ -16,8 +16,8 @@ from memlm.client import Client
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Unavailable
 from memlm.model import Decoder, ModelConfig
-from memlm.model.catalog import MODELS
-from memlm.model.checkpoint import save_checkpoint
+from memlm.model.files.catalog import MODELS
+from memlm.model.files.checkpoint import save_checkpoint
 from memlm.server.local import started_server
 
 SHAPE = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "ff_dim": 48, "context_length": 1024}

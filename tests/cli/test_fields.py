@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StoreWeight
 from memlm.base.options import OPTION, RESEARCH, format_bytes, parse_bytes
 from memlm.cli.app import app
-from memlm.cli.fields import Overrides, with_fields
+from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
 from memlm.training.config import TrainConfig

@@ -13,9 +13,9 @@ from rich.style import Style
 from memlm.api.generation import DraftUsage, Neighbor, Token, Usage
 from memlm.api.passages import Passage
 from memlm.base.figures import duration, figure, file_size
-from memlm.cli import render
-from memlm.cli.console import cell, print_table, table
-from memlm.cli.render_index import print_passages
+from memlm.cli.store.render import print_passages
+from memlm.cli.terminal import render
+from memlm.cli.terminal.console import cell, print_table, table
 
 PAPER = "a folder with a long name/and a document with a longer one.md"
 

@@ -18,7 +18,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.indexing import build as indexing_build
 from memlm.indexing.build import add_to_index, build_index
 from memlm.model import Decoder, Memorizing, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
 
 ray = pytest.importorskip("ray")

@@ -9,10 +9,10 @@ from random_adapters import SPECS, save_random_adapter
 from memlm.base.steps import run_steps
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.batch import complete_all
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.sessions import Sessions
 from memlm.language_model import LanguageModel, load
-from memlm.model.adapter_files import attach_adapters, merge_adapter
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.adapter_files import attach_adapters, merge_adapter
+from memlm.model.files.checkpoint import load_checkpoint
 
 GREEDY = {"temperature": 0, "max_tokens": 12}
 PROMPTS = ("the memory of", "a key and a value", "one two three four five", "the river")

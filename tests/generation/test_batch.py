@@ -15,8 +15,10 @@ from memlm.generation.batch import Batch, stream
 from memlm.generation.generation import Generation
 from memlm.generation.step_search import RunningSequence
 from memlm.language_model import LanguageModel
-from memlm.model import Decoder, ModelConfig, forward, pages, state_pool
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model import Decoder, ModelConfig, forward
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.state import pages
+from memlm.model.state import pool as state_pool
 
 
 @pytest.fixture(autouse=True)

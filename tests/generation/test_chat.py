@@ -13,11 +13,11 @@ from memlm.api.generation import FinishReason, Token
 from memlm.api.passages import Passage
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, NotFound
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.sessions import Sessions
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
-from memlm.model.catalog import MODELS
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.catalog import MODELS
+from memlm.model.files.checkpoint import load_checkpoint
 
 HELLO = [{"role": "user", "content": "the memory of a model"}]
 MORE = [{"role": "user", "content": "can be read"}]

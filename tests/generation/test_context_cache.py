@@ -11,10 +11,10 @@ from memlm.api.scoring import ScoreRequest
 from memlm.base.steps import run_steps
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.sessions import Sessions
 from memlm.indexing.tune_context import tune_context
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.adaptive import AdaptiveLam
 from memlm.retrieval.own_past import SETTINGS_FILE, ContextSettings
 

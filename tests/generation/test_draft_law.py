@@ -22,7 +22,7 @@ from memlm.generation.batch import complete_all
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 LETTERS = "abc"  # the tokens 1 to 3; token 0 ends a text
 PROMPT, LENGTH, TEXTS, AT_ONCE = "abcab", 4, 2000, 250

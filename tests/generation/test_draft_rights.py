@@ -15,7 +15,7 @@ from memlm.generation.draft_budget import DraftBudget, PassCost
 from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.store import ModelStore
 
 PROMPT = "a model can be read, a model can"

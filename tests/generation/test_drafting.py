@@ -36,7 +36,7 @@ from memlm.generation.generation import Generation
 from memlm.index.store.snapshot import Snapshot
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
 

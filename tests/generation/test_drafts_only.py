@@ -12,7 +12,7 @@ from running import alike
 
 from memlm.api.generation import Completion, DraftSource
 from memlm.api.params import GenerateRequest
-from memlm.cli.render_index import SERVED_WITHOUT_KEYS, info_lines
+from memlm.cli.store.render import SERVED_WITHOUT_KEYS, info_lines
 from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
@@ -20,7 +20,7 @@ from memlm.evaluation import evaluate
 from memlm.generation.drafting import Drafter
 from memlm.index.store.backup import copy_store
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.suffixes import SUFFIXES
+from memlm.index.store.derived.suffixes import SUFFIXES
 from memlm.indexing import build as indexing_build
 from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build
 from memlm.indexing.estimate import estimate_build
@@ -28,7 +28,7 @@ from memlm.indexing.train_gate import train_spalm
 from memlm.indexing.tune import tune
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.retrieval.store import ModelStore
 
 PROMPT = "a model can be read, a model can"

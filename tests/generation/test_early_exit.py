@@ -14,8 +14,8 @@ from memlm.errors import Corrupt, InvalidInput, NotFound
 from memlm.generation.early_exit import calibrate, load_rule
 from memlm.language_model import load
 from memlm.model import Decoder
-from memlm.model.checkpoint import load_checkpoint
 from memlm.model.early_exit import ExitRule, forward_early_exit, hoeffding_bentkus
+from memlm.model.files.checkpoint import load_checkpoint
 
 
 def read(decoder: Decoder, tokens: list[int], rule: ExitRule) -> tuple[torch.Tensor, list[int]]:

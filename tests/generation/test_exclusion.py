@@ -18,7 +18,7 @@ from memlm.index.store.documents import DocumentTable
 from memlm.index.store.segment import Segment
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.adaptive import AdaptiveLam
 
 PROMPT = "the memory of a model can"

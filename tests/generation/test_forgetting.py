@@ -12,11 +12,11 @@ from running import alike
 
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput, Locked, NotFound
-from memlm.generation.session_files import SessionState
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.files import SessionState
+from memlm.generation.sessions.sessions import Sessions
 from memlm.language_model import LanguageModel, load
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 from memlm.retrieval.own_past import ContextSettings
 
 SEGMENTED = {"positions": "transformer_xl", "xl_length": 12, "context_length": 8}

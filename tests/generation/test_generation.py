@@ -11,7 +11,7 @@ from memlm.errors import InvalidInput
 from memlm.generation.batch import stream
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 PROMPT = "the memory of a"
 

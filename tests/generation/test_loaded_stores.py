@@ -22,7 +22,7 @@ from memlm.index.store.manifest import read_manifest
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 
 PROMPT = make_text(3, 8)
 

@@ -14,7 +14,7 @@ from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.language_model import load
 from memlm.model import Decoder, Memorizing, ModelConfig
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows, score_tokens
 
 

@@ -16,7 +16,7 @@ from memlm.index.factory import NO_INDEX
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 
 SHORT, LONG = "the gateway listens on port 7443", make_text(77, 900)
 

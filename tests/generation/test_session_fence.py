@@ -13,11 +13,11 @@ from crashes import calling_at, is_killed_at
 
 from memlm.base.steps import run_steps
 from memlm.errors import MemlmError, NotWritable, Unavailable
-from memlm.generation.session_fence import FENCE, SessionFence
-from memlm.generation.session_files import SessionFiles
-from memlm.generation.session_names import SessionNames
-from memlm.generation.sessions import Sessions
-from memlm.model.checkpoint import Checkpoint
+from memlm.generation.sessions.fence import FENCE, SessionFence
+from memlm.generation.sessions.files import SessionFiles
+from memlm.generation.sessions.names import SessionNames
+from memlm.generation.sessions.sessions import Sessions
+from memlm.model.files.checkpoint import Checkpoint
 
 TEXT = "the memory of a model can be read and edited"
 TAKEN = r"another server \(second\) has the session folder"

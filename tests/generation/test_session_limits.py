@@ -8,8 +8,8 @@ import pytest
 from memlm.base.clock import Clock
 from memlm.base.steps import run_steps
 from memlm.errors import NotFound, Overloaded
-from memlm.generation.session_names import SessionNames, home_of, names_in, suffix_of
-from memlm.generation.sessions import EXPIRED_AT_ONCE, Sessions
+from memlm.generation.sessions.names import SessionNames, home_of, names_in, suffix_of
+from memlm.generation.sessions.sessions import EXPIRED_AT_ONCE, Sessions
 
 TEXT = "the memory of a model can be read and edited"
 

@@ -12,10 +12,10 @@ from running import alike
 from memlm.base.steps import run_steps
 from memlm.errors import Corrupt, Incompatible, InvalidInput, Locked, NotFound
 from memlm.generation.batch import Batch
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.sessions import Sessions
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 
 TEXT = "the memory of a model can be read and edited"
 KINDS = {

@@ -14,7 +14,7 @@ from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.store import check_fingerprints
 
 RETRIEVAL = {"k": 4, "lam": 0.5, "knn_temperature": 1.0, "neighbors": 4}

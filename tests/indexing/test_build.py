@@ -16,7 +16,7 @@ from reference import decode_plainly
 from texts import make_text
 
 from memlm.api.params import RetrievalParams
-from memlm.cli.render_index import print_build
+from memlm.cli.store.render import print_build
 from memlm.data.corpus import Corpus
 from memlm.data.windows import windows_of
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
@@ -328,7 +328,7 @@ def test_a_store_of_another_model_is_not_tuned_or_extended(
 ):
     import torch
 
-    from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 
     other = load_checkpoint(model_folder)
     with torch.no_grad():
@@ -364,7 +364,7 @@ def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
 def shifted(request, corpus_folder, tokenizer, tmp_path):
     """A model, and a function that builds a store whose keys are so many places off their values."""
     from memlm.index.store.writer import StoreWriter
-    from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+    from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 
     torch.manual_seed(0)
     memory = {"memorizing": Memorizing(layers=(1,), top_k=4)} if request.param == "memorizing" else {}

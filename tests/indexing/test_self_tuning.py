@@ -14,7 +14,7 @@ from texts import make_text
 from benchmarks.evidence.generation import facts_of
 from memlm.api.datastores import NewDocument
 from memlm.base.files import checksum_of, read_signed, sign
-from memlm.cli.render_index import info_lines, print_build, print_compaction
+from memlm.cli.store.render import info_lines, print_build, print_compaction
 from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate
 from memlm.index.store.datastore import Datastore
@@ -24,8 +24,8 @@ from memlm.indexing.passages import PROMPT_TOKENS, TimeLimit, sample_passages, s
 from memlm.indexing.self_tuning import _neighbors_of_new_text
 from memlm.indexing.tune import tune
 from memlm.language_model import load
-from memlm.model.catalog import MODELS
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.catalog import MODELS
+from memlm.model.files.checkpoint import load_checkpoint
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -13,7 +13,7 @@ from memlm.errors import Corrupt, InvalidInput, NotFound
 from memlm.indexing.build import build_index
 from memlm.indexing.train_gate import train_spalm
 from memlm.language_model import load
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.gate import GATE_FILE, SpalmGate, load_gate
 
 PROMPT = "the memory of a model"

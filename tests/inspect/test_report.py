@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 from planted_heads import INDUCTION, inspect_plainly, planted
 
-from memlm.cli.console import jsonable
+from memlm.cli.terminal.console import jsonable
 from memlm.inspect import Inspection, inspect_model, report_html
 from memlm.inspect.inspection import Vocabulary, inspect_decoder
-from memlm.model.checkpoint import Checkpoint
+from memlm.model.files.checkpoint import Checkpoint
 
 HOSTILE = '<script>alert("1")</script>&'
 

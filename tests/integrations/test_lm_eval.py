@@ -24,7 +24,7 @@ from memlm.evaluation import evaluate
 from memlm.integrations.lm_eval import MemlmLM
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 
 RETRIEVAL = {"lam": 0.4, "k": 4, "knn_temperature": 2.0}
 TASK = """

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from memlm.errors import Corrupt, Incompatible, NotFound
-from memlm.model.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterNames, load_adapter, save_adapter
 from memlm.model.adapters import Adapter, Bottleneck, LoRA
-from memlm.model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model.files.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdapterNames, load_adapter, save_adapter
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 ATOL = 1e-4  # float32, as in test_huggingface.py
 TOKENIZER = {"model": "gpt2", "pre": "gpt-2", "tokens": [f"t{number}" for number in range(300)], "eos_token_id": 0}

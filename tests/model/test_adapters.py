@@ -10,10 +10,11 @@ from decoders import ALL, SHAPE, logits, make, plain, sampled, tokens_of
 from random_adapters import SPECS, random_adapter
 
 from memlm.errors import InvalidInput, NotFound
-from memlm.model import Decoder, DecoderState, native
-from memlm.model.adapter_files import AdapterNames
+from memlm.model import Decoder, DecoderState
 from memlm.model.adapters import Adapter, Bottleneck, LoRA, merge, new_adapter, parse_adapter
-from memlm.model.linear import Linear
+from memlm.model.files.adapter_files import AdapterNames
+from memlm.model.kernels import native
+from memlm.model.kernels.linear import Linear
 
 CONFIG = plain("rotary")
 

@@ -8,8 +8,8 @@ import torch
 
 from memlm.errors import InvalidInput
 from memlm.language_model import LanguageModel, load
-from memlm.model.checkpoint import load_checkpoint
 from memlm.model.config import NUM_SINKS, ModelConfig
+from memlm.model.files.checkpoint import load_checkpoint
 
 WINDOW = 11
 

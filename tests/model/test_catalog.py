@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from memlm.cli.app import app
 from memlm.errors import NotFound
 from memlm.language_model import LanguageModel, load
-from memlm.model import catalog
-from memlm.model.catalog import MODELS, NamedModel, find_model
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files import catalog
+from memlm.model.files.catalog import MODELS, NamedModel, find_model
+from memlm.model.files.checkpoint import load_checkpoint
 
 is_installed = MODELS["smollm2"].path is not None
 needs_smollm2 = pytest.mark.skipif(not is_installed, reason="not installed; `memlm models pull smollm2` installs it")

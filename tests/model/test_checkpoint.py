@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from memlm.api.params import SamplingParams
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.language_model import load
-from memlm.model import checkpoint as checkpoint_module
-from memlm.model import cpu
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files import checkpoint as checkpoint_module
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.kernels import cpu
 
 
 @pytest.fixture
@@ -167,7 +167,9 @@ def test_tensors_that_are_no_plain_numbers_are_named_and_odd_offsets_are_read(fo
 
 def test_loading_a_model_does_not_load_a_compiler(model_folder: Path) -> None:
     """torch's takes a second and a half, which every command would wait for."""
-    code = f"import sys; from memlm.model.checkpoint import load_checkpoint; load_checkpoint({str(model_folder)!r})"
+    code = (
+        f"import sys; from memlm.model.files.checkpoint import load_checkpoint; load_checkpoint({str(model_folder)!r})"
+    )
     code += "; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded

@@ -17,8 +17,8 @@ from memlm.index.store.datastore import Datastore
 from memlm.indexing.quality import check_keys
 from memlm.language_model import LanguageModel, load
 from memlm.model import Decoder, DecoderState, device
-from memlm.model.checkpoint import load_checkpoint
 from memlm.model.device import dtype_of, fastest_device, has_fast_bfloat16
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
 
 

@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from memlm.cli.app import app
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.dtypes import check_dtypes, recommended
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.files.dtypes import check_dtypes, recommended
 
 
 def test_each_type_is_compared_with_float32_on_the_same_text(model_folder):

@@ -9,8 +9,8 @@ from conftest import SHAPE
 from memlm.errors import InvalidInput
 from memlm.language_model import load
 from memlm.model import Decoder, DecoderState, ModelConfig
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.knn_memory import KnnCache
+from memlm.model.attention.knn_memory import KnnCache
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.model.positions import apply_rope
 
 WINDOW, SINKS, K = 11, 4, 3

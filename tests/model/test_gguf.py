@@ -20,13 +20,13 @@ from transformers import AutoModelForCausalLM
 from memlm.errors import Corrupt, Incompatible, InvalidInput, MemlmError, NotFound
 from memlm.generation.early_exit import RULE_FILE
 from memlm.language_model import load
-from memlm.model import native
-from memlm.model.checkpoint import load_checkpoint
 from memlm.model.device import dtype_of
-from memlm.model.gguf import TENSOR_TYPES, GgufFile, companion
-from memlm.model.gguf_architectures import config_of
-from memlm.model.gguf_blocks import FORMATS, blocks_of, layout_of
-from memlm.model.quantized import BlockWeight, Layout
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.files.gguf import TENSOR_TYPES, GgufFile, companion
+from memlm.model.files.gguf_architectures import config_of
+from memlm.model.files.gguf_blocks import FORMATS, blocks_of, layout_of
+from memlm.model.kernels import native
+from memlm.model.kernels.quantized import BlockWeight, Layout
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}  # as the K formats need
 BLOCKS_ATOL = 5e-3  # inputs in 16 bits; measured: at most 1.6e-3
@@ -96,7 +96,7 @@ def test_logits_of_every_block_format_equal_those_of_its_numbers(tmp_path, kind)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unpacked_blocks_are_the_numbers_of_the_gguf_package(tmp_path, monkeypatch, kind, dtype):
-    monkeypatch.setattr("memlm.model.gguf.UNPACKED_AT_ONCE", 32 * 7)
+    monkeypatch.setattr("memlm.model.files.gguf.UNPACKED_AT_ONCE", 32 * 7)
     _, num_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks_RB = np.random.default_rng(5).integers(0, 256, (40, 3 * num_bytes), dtype=np.uint8)
     for place in range(0, blocks_RB.shape[1], num_bytes):  # scales that are numbers, tiny and negative ones among them

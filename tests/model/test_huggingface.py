@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.language_model import load
 from memlm.model import Decoder
-from memlm.model.checkpoint import Checkpoint, load_checkpoint
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 ATOL = 1e-4  # float32; measured: at most 2e-5, for logits of a standard deviation of 1.4
 # bfloat16 has 8 bits: root mean square differences from float32 were 0.013 to 0.048 here, 0.014 to 0.059 there.
@@ -250,7 +250,7 @@ class TestStories:
 def test_a_model_of_ours_made_from_theirs_keeps_its_special_tokens(tmp_path):
     if not STORIES.is_dir():
         pytest.skip("the shared checkpoint stories260k is not beside this checkout")
-    from memlm.model.checkpoint import save_checkpoint
+    from memlm.model.files.checkpoint import save_checkpoint
 
     stories = load_checkpoint(STORIES)
     save_checkpoint(tmp_path / "ours", stories.decoder, stories.tokenizer)
@@ -310,7 +310,7 @@ def test_loading_takes_little_more_memory_than_the_weights_in_use(tmp_path, toke
     small = save_as_others_do("llama", tmp_path / "small", tokenizer)
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     script = (
-        "import sys; from pathlib import Path; from memlm.model.checkpoint import load_checkpoint\n"
+        "import sys; from pathlib import Path; from memlm.model.files.checkpoint import load_checkpoint\n"
         "def of(name): return int(Path('/proc/self/status').read_text().split(name)[1].split()[0]) * 1024\n"
         "first = load_checkpoint(sys.argv[1])  # loads the libraries, which is not what is measured\n"
         "Path('/proc/self/clear_refs').write_text('5')  # the peak starts anew\n"

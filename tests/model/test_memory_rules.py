@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlm.model import Compression, Decoder, ModelConfig
-from memlm.model.compression import Compressor
-from memlm.model.knn_attention import unit
-from memlm.model.knn_memory import FAISS_FROM, KnnCache
-from memlm.model.mask import AttentionMask
+from memlm.model.attention.compression import Compressor
+from memlm.model.attention.knn_attention import unit
+from memlm.model.attention.knn_memory import FAISS_FROM, KnnCache
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.positions import SCORES, T5Bias
-from memlm.model.rows import Row
-from memlm.model.segments import reconstruction_loss
+from memlm.model.state.rows import Row
+from memlm.model.state.segments import reconstruction_loss
 
 RELATIVE = ["rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "none"]
 MEMORIZING = replace(SHAPE, memorizing=MEMORY)

@@ -6,9 +6,10 @@ import torch
 from reference import decode_plainly
 
 from memlm.errors import InvalidInput
-from memlm.model import Decoder, ModelConfig, cpu
-from memlm.model.cpu import ACTIVATIONS, can_pack
-from memlm.model.linear import Linear
+from memlm.model import Decoder, ModelConfig
+from memlm.model.kernels import cpu
+from memlm.model.kernels.cpu import ACTIVATIONS, can_pack
+from memlm.model.kernels.linear import Linear
 
 SHAPES = {
     "grouped": ModelConfig(50, 16, 2, 4, 2, 24, 32),

@@ -11,12 +11,21 @@ from torch import Tensor
 from memlm.base.cpu import threads
 from memlm.errors import InvalidInput
 from memlm.language_model import load
-from memlm.model import Decoder, ModelConfig, native
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.model.linear import Linear
+from memlm.model import Decoder, ModelConfig
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.kernels import native
+from memlm.model.kernels.linear import Linear
+from memlm.model.kernels.native_step import NativeStep
+from memlm.model.kernels.quantized import (
+    PLAIN_DTYPES,
+    Blocks,
+    BlockWeight,
+    Layout,
+    PanelWeight,
+    PlainWeight,
+    quantize_rows,
+)
 from memlm.model.mechanisms import RopeScaling
-from memlm.model.native_step import NativeStep
-from memlm.model.quantized import PLAIN_DTYPES, Blocks, BlockWeight, Layout, PanelWeight, PlainWeight, quantize_rows
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the kernels were not built: no C++ compiler")
 SIZES = [(8, 32), (13, 45), (40, 64), (96, 200)]
@@ -431,7 +440,7 @@ def test_a_file_of_16_bits_keeps_its_numbers_and_computes_in_float32(model_folde
     tokens_BT = torch.arange(30)[None] * 7 % 300
     for is_fast, has_bfloat16 in ((True, False), (False, False), (True, True)):
         monkeypatch.setattr(native, "is_fast", lambda is_fast=is_fast: is_fast)
-        monkeypatch.setattr("memlm.model.checkpoint.has_fast_bfloat16", lambda _, has=has_bfloat16: has)
+        monkeypatch.setattr("memlm.model.files.checkpoint.has_fast_bfloat16", lambda _, has=has_bfloat16: has)
         monkeypatch.setattr("memlm.model.device.has_fast_bfloat16", lambda _: False)
         kept = load_checkpoint(tmp_path / "narrow").decoder
         keeps = is_fast and not has_bfloat16

@@ -6,8 +6,8 @@ import pytest
 import torch
 from decoders import SHAPE, logits, make, tokens_of
 
-from memlm.model import patterns
-from memlm.model.patterns import MANY_PLACES, seen_places
+from memlm.model.attention import patterns
+from memlm.model.attention.patterns import MANY_PLACES, seen_places
 
 RULES = {
     "strided": {"stride": 16},

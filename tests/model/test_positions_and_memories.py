@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from memory_twins import Twin
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling, cpu
-from memlm.model.cpu import upcast_buffer
-from memlm.model.mask import AttentionMask
-from memlm.model.rows import Row
+from memlm.model import Compression, Decoder, DecoderState, Memorizing, ModelConfig, RopeScaling
+from memlm.model.attention.mask import AttentionMask
+from memlm.model.kernels import cpu
+from memlm.model.kernels.cpu import upcast_buffer
+from memlm.model.state.rows import Row
 
 PIECES = ([1] * 33, [6] * 5 + [3], [12, 1, 12, 8], [1, 32], [7, 19, 7])
 
@@ -184,7 +185,7 @@ def test_tokens_that_were_taken_back_were_never_read(decoder, read, kept):
 @pytest.mark.parametrize("kept", [2, 4])
 def test_drafts_that_were_taken_back_were_never_read_wherever_a_window_or_a_segment_stands(decoder, kept, monkeypatch):
     """Each row reads a draft of its own length. Drafts begin with windows and segments filled to different degrees."""
-    monkeypatch.setattr("memlm.model.state_size.SPARE_PLACES", 8)  # so that windows move
+    monkeypatch.setattr("memlm.model.state.size.SPARE_PLACES", 8)  # so that windows move
     rows = [tokens_of(2 + row, row) for row in range(3)]
     after = torch.tensor([tokens_of(12, 20 + row) for row in range(3)])
     with torch.inference_mode():

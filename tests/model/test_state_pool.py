@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from memlm.model import Decoder, DecoderState, ModelConfig, cpu, state_pool
-from memlm.model.pages import Pages
-from memlm.model.state_pool import StatePool
-from memlm.model.state_size import row_bytes
+from memlm.model import Decoder, DecoderState, ModelConfig
+from memlm.model.kernels import cpu
+from memlm.model.state import pool as state_pool
+from memlm.model.state.pages import Pages
+from memlm.model.state.pool import StatePool
+from memlm.model.state.size import row_bytes
 
 LONG, SHORT, ROWS = 3000, 40, 8
 PLACE_BYTES = 2 * 2 * 4 * 64 * 4  # layers, keys and values, heads, their width, float32

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
-from memlm.model import cpu
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.encoder_files import load_encoder, padded
-from memlm.model.mask import AttentionMask
+from memlm.model.attention.mask import AttentionMask
+from memlm.model.attention.watch import Watch
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.files.encoder_files import load_encoder, padded
+from memlm.model.kernels import cpu
 from memlm.model.text_encoder import TextEncoder
-from memlm.model.watch import Watch
 
 ATOL = 1e-5  # float32; measured: at most 2e-6 for hidden states, for logits of a standard deviation of 1.5
 

@@ -9,7 +9,7 @@ from reference import decode_plainly
 
 from memlm.base.cpu import threads
 from memlm.data.windows import windows_of
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval import encoder
 from memlm.retrieval.encoder import Encoder, predictions_of, score_tokens
 

@@ -17,7 +17,7 @@ from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 from memlm.retrieval.store import MARK_TOKENS, ModelStore
 
 PROMPT = "the memory of a model can"

@@ -13,11 +13,11 @@ from memlm.api.passages import Passage
 from memlm.base.phrases import terms_of
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound
-from memlm.index.store import passages as passages_module
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived import passages as passages_module
+from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.manifest import PASSAGES
-from memlm.index.store.passages import SegmentPassages
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval import passage_search
@@ -274,7 +274,7 @@ def test_a_folder_that_cannot_be_written_keeps_its_passages_in_ram(store, model_
     def refuse(self):
         raise PermissionError(13, "read-only")
 
-    monkeypatch.setattr("memlm.index.store.derived.DerivedFile.begun", refuse)
+    monkeypatch.setattr("memlm.index.store.derived.files.DerivedFile.begun", refuse)
     with load(model_folder, [store]) as lm:
         check_words(lm, "the memory")
     assert not list(store.rglob(PASSAGES))

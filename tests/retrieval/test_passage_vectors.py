@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
-from memlm.index.store import passage_vectors, passages
+from memlm.index.store.derived import passage_vectors, passages
 from memlm.index.store.manifest import PASSAGES, VECTORS
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
-from memlm.model.encoder_files import load_encoder
+from memlm.model.files.encoder_files import load_encoder
 from memlm.retrieval.passage_search import fused
 
 QUESTION = "the memory of the model"

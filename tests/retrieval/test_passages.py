@@ -9,8 +9,8 @@ import pytest
 from memlm.api.params import RetrievalParams
 from memlm.data.corpus import Corpus
 from memlm.index import suffix_array
-from memlm.index.store import suffixes as suffixes_module
 from memlm.index.store.compaction import compact
+from memlm.index.store.derived import suffixes as suffixes_module
 from memlm.index.store.manifest import SUFFIXES
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load

@@ -12,13 +12,13 @@ from memlm.base.phrases import MOST_WORDS, phrase_places, terms_of, words_of
 from memlm.base.steps import run_steps
 from memlm.data.corpus import Corpus, Document
 from memlm.errors import InvalidInput
-from memlm.index.store import passages as passages_module
-from memlm.index.store import words as words_module
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived import passages as passages_module
+from memlm.index.store.derived import words as words_module
+from memlm.index.store.derived.words import SegmentWords
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import WORDS
-from memlm.index.store.words import SegmentWords
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval.phrases import Phrases

@@ -10,11 +10,11 @@ from memlm.api.tracing import Trace
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput, NotFound
 from memlm.index import suffix_array
-from memlm.index.store import suffixes as suffixes_module
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived import suffixes as suffixes_module
+from memlm.index.store.derived.suffixes import SegmentSuffixes
 from memlm.index.store.manifest import SUFFIXES
-from memlm.index.store.suffixes import SegmentSuffixes
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 

@@ -12,7 +12,7 @@ from running import RunningServer
 from memlm.client import Client
 from memlm.data.tokenizer import Tokenizer
 from memlm.model import Decoder, ModelConfig
-from memlm.model.checkpoint import save_checkpoint
+from memlm.model.files.checkpoint import save_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from memlm.cli.app import app
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound
 from memlm.language_model import LanguageModel, load
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.server.config import AdapterFolder, ServerConfig
 
 GREEDY = {"temperature": 0, "max_tokens": 10}

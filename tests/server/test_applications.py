@@ -10,7 +10,7 @@ from memlm.server.ownership import new_name
 
 ray_exceptions = pytest.importorskip("ray.exceptions")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
-applications = pytest.importorskip("memlm.server.inference.applications")
+applications = pytest.importorskip("memlm.server.inference.replicas.applications")
 
 MISSING, THERE = ValueError("no such actor"), object()
 

@@ -99,6 +99,7 @@ def test_a_cluster_of_its_own_has_a_token(
 
 def test_a_front_end_with_replicas_loads_no_torch() -> None:
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
-    code = "import sys, memlm.server.inference.replicas, memlm.server.inference.router; print('torch' in sys.modules)"
+    modules = "memlm.server.inference.replicas.replicas, memlm.server.inference.replicas.router"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"

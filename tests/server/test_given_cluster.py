@@ -22,9 +22,9 @@ from memlm.api.sessions import CreateSessionRequest, DeleteSessionRequest
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.errors import Unavailable
-from memlm.generation.session_fence import FENCE, SessionFence
+from memlm.generation.sessions.fence import FENCE, SessionFence
 from memlm.indexing.build import build_index
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import Adopt, Answer, Events, Failed, Result
@@ -32,7 +32,7 @@ from memlm.server.inference.requests import PendingRequest, is_last
 
 ray = pytest.importorskip("ray")
 ray_serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
-replicas = pytest.importorskip("memlm.server.inference.replicas")
+replicas = pytest.importorskip("memlm.server.inference.replicas.replicas")
 
 pytestmark = pytest.mark.cluster
 

@@ -24,10 +24,10 @@ from memlm.api.sessions import (
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import DeadlineExceeded, InvalidInput, StorageFull
-from memlm.generation.sessions import Sessions
+from memlm.generation.sessions.sessions import Sessions
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.state import DecoderState
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.state.decoder_state import DecoderState
 from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Request, Result, Stop, Submission
 from memlm.server.inference.worker import Worker
 
@@ -295,7 +295,7 @@ def test_large_states_are_copied_while_others_are_served(
     """Neither into a row of the batch nor out of it: a generation of a large session has a state of its own."""
     monkeypatch.setattr("memlm.generation.batch.APART_BYTES", 1 << 14)
     monkeypatch.setattr("memlm.generation.batch.APART_SHARE", 1 << 60)
-    monkeypatch.setattr("memlm.generation.session_reading.LARGE_BYTES", 0)
+    monkeypatch.setattr("memlm.generation.sessions.reading.LARGE_BYTES", 0)
     name = run_steps(long_lm.engine.sessions.create()).name
     FakePipe(append=AppendToSessionRequest(name, PROMPT * 20)).play(long_lm)
     pipe, threads = FakePipe(it=GenerateRequest(PROMPT, sampling=OTHER.sampling, session=name), other=OTHER), set[int]()

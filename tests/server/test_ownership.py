@@ -15,7 +15,7 @@ from running import PATIENCE_S, RunningServer, family_of, is_alive, wait_until
 from memlm.api.datastores import NewDocument
 from memlm.client import Client
 from memlm.errors import InvalidInput, Locked, Unavailable
-from memlm.generation.session_fence import FENCE, SessionFence
+from memlm.generation.sessions.fence import FENCE, SessionFence
 from memlm.server.config import ServerConfig
 from memlm.server.ownership import lock_folders
 from memlm.server.registry import DatastoreRegistry

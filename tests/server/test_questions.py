@@ -25,7 +25,7 @@ from memlm.client import AsyncClient, Client
 from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, PermissionDenied
 from memlm.index.store.manifest import VECTORS
 from memlm.language_model import LanguageModel, load
-from memlm.model.encoder_files import load_encoder
+from memlm.model.files.encoder_files import load_encoder
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Principal
 from memlm.server.frontend.rights import Rights

@@ -19,8 +19,8 @@ from memlm.server.telemetry.metrics import Stats
 
 ray_exceptions = pytest.importorskip("ray.exceptions")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
-module = pytest.importorskip("memlm.server.inference.replica")
-replica_handle = pytest.importorskip("memlm.server.inference.replica_handle")
+module = pytest.importorskip("memlm.server.inference.replicas.replica")
+replica_handle = pytest.importorskip("memlm.server.inference.replicas.replica_handle")
 
 ID = "one"
 PATIENCE_S = 120.0

@@ -18,8 +18,8 @@ from memlm.server.config import ServerConfig
 
 ray_exceptions = pytest.importorskip("ray.exceptions")
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
-replicas = pytest.importorskip("memlm.server.inference.replicas")
-deployment = pytest.importorskip("memlm.server.inference.deployment")
+replicas = pytest.importorskip("memlm.server.inference.replicas.replicas")
+deployment = pytest.importorskip("memlm.server.inference.replicas.deployment")
 
 PATIENCE_S = 60.0
 RUNNING = SimpleNamespace(status="RUNNING")

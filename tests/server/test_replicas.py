@@ -18,10 +18,10 @@ from texts import make_text
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.errors import DeadlineExceeded, InvalidInput, MemlmError, NotFound, Overloaded, Unavailable
-from memlm.generation.session_names import home_of
+from memlm.generation.sessions.names import home_of
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.config import ServerConfig
 from memlm.server.inference.messages import Failed
@@ -29,12 +29,12 @@ from memlm.server.ownership import new_name
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'memlm[replicas]'")
 cloudpickle = pytest.importorskip("ray.cloudpickle")
-applications = pytest.importorskip("memlm.server.inference.applications")
-deployment = pytest.importorskip("memlm.server.inference.deployment")
+applications = pytest.importorskip("memlm.server.inference.replicas.applications")
+deployment = pytest.importorskip("memlm.server.inference.replicas.deployment")
 
 PROMPTS = [make_text(number, 6) for number in range(8)]
 SCALE_SOON = (
-    "import memlm.server.inference.deployment as it\n"
+    "import memlm.server.inference.replicas.deployment as it\n"
     "it.UPSCALE_DELAY_S = it.METRICS_S = 0.5; it.DOWNSCALE_DELAY_S = 15.0"
 )
 

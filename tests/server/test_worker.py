@@ -22,7 +22,7 @@ from memlm.api.server import GetModelRequest
 from memlm.base.steps import run_steps
 from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.language_model import LanguageModel, load
-from memlm.model.state_size import row_bytes
+from memlm.model.state.size import row_bytes
 from memlm.server.frontend.streams import MAX_EVENT_BYTES, merge_tokens
 from memlm.server.inference import handlers, worker
 from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Result, Stop, Submission

@@ -27,8 +27,8 @@ from memlm.base.machine import ram_bytes
 from memlm.client import Client
 from memlm.errors import InvalidInput, NotFound, Overloaded, Unavailable
 from memlm.language_model import LanguageModel
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.weight_files import WEIGHTS_FILE
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.files.weight_files import WEIGHTS_FILE
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.handle import WorkerHandle
 from memlm.server.inference.pool import run_to_end

@@ -10,8 +10,8 @@ from training_runs import TINY, Killed, kill_at, loss_on
 from memlm.cli.train import train_config
 from memlm.data.corpus import Corpus
 from memlm.errors import AlreadyExists, InvalidInput
-from memlm.model.adapter_files import load_adapter, merge_adapter
-from memlm.model.checkpoint import fingerprint_of, load_checkpoint
+from memlm.model.files.adapter_files import load_adapter, merge_adapter
+from memlm.model.files.checkpoint import fingerprint_of, load_checkpoint
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
 

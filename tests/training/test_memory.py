@@ -18,7 +18,7 @@ from training_runs import COMPRESSING, REMEMBERING, TINY, Killed, kill_at, loss_
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.training.config import TrainConfig
 from memlm.training.data import DocumentStreams
 from memlm.training.distributed import ProcessGroup

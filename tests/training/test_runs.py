@@ -16,7 +16,7 @@ from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, InvalidInput, NotFound
 from memlm.model import Decoder, Memorizing
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.encoder import score_tokens
 from memlm.training.data import KEPT_EPOCHS, DocumentStreams
 from memlm.training.distributed import ProcessGroup, device_of

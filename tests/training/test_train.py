@@ -8,7 +8,7 @@ from training_runs import TINY, Killed, kill_at
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.training.config import TrainConfig, learning_rate_at
 from memlm.training.data import Batches, write_tokens
 from memlm.training.train import train

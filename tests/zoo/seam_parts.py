@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from memlm.model.attention import Attention
-from memlm.model.fields import PLACES, Field
-from memlm.model.linear import Linear
+from memlm.model.attention.attention import Attention
+from memlm.model.kernels.linear import Linear
 from memlm.model.parts import KNOWN, Part
-from memlm.zoo.retro import Retro
-from memlm.zoo.retro_encoder import NOTHING
+from memlm.model.state.fields import PLACES, Field
+from memlm.zoo.retro.cross import Retro
+from memlm.zoo.retro.encoder import NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from zoo.weights import Weights
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder, Memorizing, ModelConfig
-from memlm.model.attention import Heads
+from memlm.model.attention.attention import Heads
 from memlm.model.forward import ForwardContext
 from memlm.zoo.lsh import LSH
 from memlm.zoo.routing import Routing

@@ -9,9 +9,9 @@ from decoders import SHAPE, make
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
-from memlm.zoo import chunk_store
-from memlm.zoo.chunk_store import ChunkStore, TokenMeans
-from memlm.zoo.retro_encoder import NOTHING
+from memlm.zoo.retro import chunk_store
+from memlm.zoo.retro.chunk_store import ChunkStore, TokenMeans
+from memlm.zoo.retro.encoder import NOTHING
 
 CHUNK, LENGTH = 4, 7
 

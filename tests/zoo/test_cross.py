@@ -10,9 +10,9 @@ from memlm.data.corpus import Corpus, Document
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model import Decoder, DecoderState
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.model.source import Source
-from memlm.model.state_pool import StatePool
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.state.pool import StatePool
+from memlm.model.state.source import Source
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
 from memlm.zoo.shapes.source_attention import make_sources

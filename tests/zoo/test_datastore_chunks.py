@@ -18,21 +18,21 @@ from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
-from memlm.index.store import chunk_vectors
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived import chunk_vectors
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import CHUNKS
 from memlm.indexing.build import build_index
 from memlm.language_model import load
 from memlm.model import Decoder
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.server.config import ServerConfig
 from memlm.server.inference.startup import _load_model
 from memlm.training.train import train
-from memlm.zoo.chunk_store import ChunkStore, TokenMeans
-from memlm.zoo.datastore_chunks import DatastoreChunks, read_chunks
-from memlm.zoo.retro_encoder import NOTHING
+from memlm.zoo.retro.chunk_store import ChunkStore, TokenMeans
+from memlm.zoo.retro.datastore_chunks import DatastoreChunks, read_chunks
+from memlm.zoo.retro.encoder import NOTHING
 
 CHUNK = 8
 RETRO = {"kind": "retro", "chunk": CHUNK, "neighbors": 2, "length": 12, "encoder_layers": 1}
@@ -166,7 +166,9 @@ def test_a_file_without_some_vectors_is_refused_by_name(store, retro_folder, dam
 
 def test_where_the_folder_cannot_be_written_nothing_is_left(store, retro_folder, monkeypatch):
     checkpoint, asked = load_checkpoint(retro_folder), some_chunks(store)
-    monkeypatch.setattr("memlm.index.store.derived.commit_lock", lambda path: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        "memlm.index.store.derived.files.commit_lock", lambda path: (_ for _ in ()).throw(OSError("full"))
+    )
     with DatastoreChunks(store, checkpoint.decoder, checkpoint.tokenizer) as chunks:
         assert torch.equal(chunks(asked), in_memory(store, checkpoint.decoder)(asked))
     assert not list(store.rglob("*chunks*"))

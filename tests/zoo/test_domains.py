@@ -18,14 +18,22 @@ from memlm.index.store.exclusion import search_views
 from memlm.indexing.build import build_index
 from memlm.language_model import load
 from memlm.model import Decoder, DecoderState, ModelConfig
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.model.state_pool import StatePool
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.model.state.pool import StatePool
 from memlm.server.config import ServerConfig
 from memlm.server.inference.startup import _load_model
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
-from memlm.zoo.domains import Domains, domains_of, fix_domain, set_domains, use_domain, with_domain, without_domain
-from memlm.zoo.model_mixture import ModelMixture
+from memlm.zoo.demix.domains import (
+    Domains,
+    domains_of,
+    fix_domain,
+    set_domains,
+    use_domain,
+    with_domain,
+    without_domain,
+)
+from memlm.zoo.demix.model_mixture import ModelMixture
 
 NAMES = ("books", "code", "mail")
 CONFIG = replace(SHAPE, context_length=40, layers=[{"channel": Domains(NAMES)}])

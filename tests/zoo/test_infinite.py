@@ -12,7 +12,7 @@ from memlm.data.corpus import Corpus, Document
 from memlm.errors import InvalidInput
 from memlm.language_model import LanguageModel
 from memlm.model import ModelConfig
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.training.train import train
 from memlm.zoo.infinite import Bumps, Infinite, middles
 

@@ -9,7 +9,7 @@ from zoo.weights import Weights
 
 from memlm.errors import InvalidInput
 from memlm.model.draws import normals
-from memlm.model.state_size import row_bytes
+from memlm.model.state.size import row_bytes
 from memlm.zoo import linear_attention
 from memlm.zoo.linear_attention import Chunk, Sums, read_chunk
 from memlm.zoo.performer import log_features, orthogonal

@@ -14,10 +14,10 @@ from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput
 from memlm.language_model import load
 from memlm.model import Decoder, ModelConfig
-from memlm.model.averages import average_models
-from memlm.model.checkpoint import load_checkpoint, save_checkpoint
-from memlm.zoo import model_mixture
-from memlm.zoo.model_mixture import MixedText, ModelMixture, Reader, best_of
+from memlm.model.files.averages import average_models
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.zoo.demix import model_mixture
+from memlm.zoo.demix.model_mixture import MixedText, ModelMixture, Reader, best_of
 
 TEXT = "the memory of a model, and the stream ends with the call"
 

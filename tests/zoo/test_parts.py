@@ -16,13 +16,13 @@ from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
 from memlm.language_model import LanguageModel
 from memlm.model import ModelConfig
-from memlm.model.adapter_files import AdapterNames
 from memlm.model.adapters import LoRA, new_adapter
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.attention.patterns import Pattern
 from memlm.model.draws import drawn
 from memlm.model.experts import Experts, HashExperts, Switch
+from memlm.model.files.adapter_files import AdapterNames
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.model.parts import KNOWN, PARTS, Layer, part
-from memlm.model.patterns import Pattern
 from memlm.training.config import TrainConfig
 from memlm.training.train import train
 
@@ -40,8 +40,8 @@ def test_every_known_kind_loads_under_its_name():
 
 def test_models_load_no_part_that_no_config_names():
     check = (
-        "import sys, memlm.model.checkpoint\n"
-        "assert not [name for name in sys.modules if name.startswith(('memlm.zoo', 'memlm.model.patterns'))]"
+        "import sys, memlm.model.files.checkpoint\n"
+        "assert not [name for name in sys.modules if name.startswith(('memlm.zoo', 'memlm.model.attention.patterns'))]"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
 
@@ -94,7 +94,7 @@ def test_another_package_brings_a_part_by_an_entry_point(tmp_path, monkeypatch):
     theirs = tmp_path / "theirs-1.0.dist-info"
     theirs.mkdir()
     (theirs / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (theirs / "entry_points.txt").write_text("[memlm.parts]\nmixer.theirs = memlm.model.patterns:Pattern\n")
+    (theirs / "entry_points.txt").write_text("[memlm.parts]\nmixer.theirs = memlm.model.attention.patterns:Pattern\n")
     monkeypatch.syspath_prepend(tmp_path)
     registered.cache_clear()
     try:

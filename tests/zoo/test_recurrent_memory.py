@@ -12,7 +12,7 @@ from zoo.twins import ZooTwin
 
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.model.checkpoint import load_checkpoint
+from memlm.model.files.checkpoint import load_checkpoint
 from memlm.training.train import train
 
 SEGMENT = SHAPE.context_length

@@ -11,7 +11,7 @@ from zoo.seam_parts import padded, told
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
 from memlm.model.early_exit import ExitRule, forward_early_exit
-from memlm.zoo.retro import Retro, retrofit
+from memlm.zoo.retro.cross import Retro, retrofit
 
 BASE = replace(SHAPE, context_length=40)
 CROSS = Retro(chunk=4, length=6)

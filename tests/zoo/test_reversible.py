@@ -11,8 +11,8 @@ from random_adapters import SPECS, random_adapter
 
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
+from memlm.model.attention.knn_attention import exact
 from memlm.model.experts import Switch
-from memlm.model.knn_attention import exact
 from memlm.zoo import reversible
 from memlm.zoo.reversible import ReversibleStack, change, mix
 

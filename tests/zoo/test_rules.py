@@ -20,12 +20,13 @@ from zoo.cross_twins import kind_of
 from zoo.twins import ZooTwin
 
 from memlm.errors import Incompatible, InvalidInput
-from memlm.model import Decoder, DecoderState, ModelConfig, patterns
+from memlm.model import Decoder, DecoderState, ModelConfig
+from memlm.model.attention import patterns
 from memlm.model.early_exit import ExitRule, forward_early_exit
 from memlm.model.exits import Exits
-from memlm.model.state_pool import StatePool
-from memlm.model.state_size import row_bytes
-from memlm.zoo.domains import domains_of, set_domains
+from memlm.model.state.pool import StatePool
+from memlm.model.state.size import row_bytes
+from memlm.zoo.demix.domains import domains_of, set_domains
 
 assert seam_parts
 PLAIN = replace(SHAPE, context_length=40)

@@ -9,7 +9,7 @@ from zoo.weights import weights_of
 
 from memlm.errors import InvalidInput
 from memlm.model import Compression
-from memlm.model.state_size import row_bytes
+from memlm.model.state.size import row_bytes
 
 PLAIN = replace(SHAPE, context_length=40)
 SELECTIVE = replace(PLAIN, layers=[{"mixer": "selective"}])

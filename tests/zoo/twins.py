@@ -22,10 +22,10 @@ from zoo.draw_twins import drawn
 from zoo.seam_parts import Carry, Decay, Fatigue, Gate, Repeated
 from zoo.segment_twins import in_segments, with_memory
 
+from memlm.model.attention.patterns import Pattern
 from memlm.model.experts import Experts, HashExperts, Switch
-from memlm.model.patterns import Pattern
 from memlm.zoo.base_layers import Base
-from memlm.zoo.domains import Domains
+from memlm.zoo.demix.domains import Domains
 from memlm.zoo.recurrent_memory import RecurrentMemory
 
 

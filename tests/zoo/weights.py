@@ -2,7 +2,7 @@
 
 import torch
 
-from memlm.model.watch import Watch
+from memlm.model.attention.watch import Watch
 
 
 class Weights(Watch):

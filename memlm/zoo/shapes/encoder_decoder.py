@@ -15,14 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from memlm.errors import InvalidInput
+from memlm.model.attention.mask import AttentionMask
 from memlm.model.config import ModelConfig
 from memlm.model.decoder import Decoder
 from memlm.model.forward import ForwardContext
 from memlm.model.layers import Block
-from memlm.model.mask import AttentionMask
 from memlm.model.norms import make_norm
 from memlm.model.positions import T5Bias
-from memlm.model.source import Source
+from memlm.model.state.source import Source
 from memlm.zoo.shapes.source_attention import SourceAttention, make_sources
 
 

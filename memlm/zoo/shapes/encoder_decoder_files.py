@@ -10,13 +10,13 @@ import torch
 
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.errors import Corrupt
-from memlm.model.catalog import find_model
-from memlm.model.checkpoint import Undrawn, form_of, read_config_file, sources_of
 from memlm.model.device import device_of
-from memlm.model.family import Family, Source
-from memlm.model.huggingface import ENCODER_DECODERS, family_of, read_config
-from memlm.model.loader import fill
-from memlm.model.weight_files import WeightFiles
+from memlm.model.files.catalog import find_model
+from memlm.model.files.checkpoint import Undrawn, form_of, read_config_file, sources_of
+from memlm.model.files.family import Family, Source
+from memlm.model.files.huggingface import ENCODER_DECODERS, family_of, read_config
+from memlm.model.files.loader import fill
+from memlm.model.files.weight_files import WeightFiles
 from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
 
 HEAD, SHARED, LAST_NORM = "lm_head.weight", "shared.weight", "norm.weight"

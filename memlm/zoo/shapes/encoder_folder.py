@@ -10,12 +10,12 @@ from torch import Tensor
 
 from memlm.base.files import write_atomic
 from memlm.data.encoder_tokenizer import EncoderTokenizer
-from memlm.model.checkpoint import CONFIG_FILE
-from memlm.model.encoder_files import EncoderCheckpoint
-from memlm.model.huggingface import ENCODERS
-from memlm.model.linear import Linear
+from memlm.model.files.checkpoint import CONFIG_FILE
+from memlm.model.files.encoder_files import EncoderCheckpoint
+from memlm.model.files.huggingface import ENCODERS
+from memlm.model.files.weight_files import WEIGHTS_FILE
+from memlm.model.kernels.linear import Linear
 from memlm.model.text_encoder import TextEncoder
-from memlm.model.weight_files import WEIGHTS_FILE
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}  # as Hugging Face names them
 

@@ -1,6 +1,7 @@
 """Folders of models of other shapes: config.json and model.safetensors.
 
-The files are written as those of `memlm.model.checkpoint`: under temporary names, weights first and config.json last.
+The files are written as those of `memlm.model.files.checkpoint`: under temporary names, weights first and config.json
+last.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from torch import nn
 
 from memlm.base.files import write_atomic
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model.checkpoint import CONFIG_FILE, Undrawn, read_config_file
-from memlm.model.tensor_bytes import safetensors_pieces
-from memlm.model.weight_files import WEIGHTS_FILE, WeightFiles
+from memlm.model.files.checkpoint import CONFIG_FILE, Undrawn, read_config_file
+from memlm.model.files.tensor_bytes import safetensors_pieces
+from memlm.model.files.weight_files import WEIGHTS_FILE, WeightFiles
 
 FORMAT_VERSION = 1
 M = TypeVar("M", bound=nn.Module)

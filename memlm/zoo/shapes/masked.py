@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.errors import InvalidInput, check_range
-from memlm.model.encoder_files import padded
+from memlm.model.files.encoder_files import padded
 from memlm.model.text_encoder import TextEncoder
 from memlm.zoo.shapes.fitting import fit
 

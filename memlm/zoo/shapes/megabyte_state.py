@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memlm.errors import Corrupt, Incompatible
 from memlm.model import DecoderState
-from memlm.model.tensor_bytes import safetensors_pieces
+from memlm.model.files.tensor_bytes import safetensors_pieces
 
 if TYPE_CHECKING:
     from memlm.zoo.shapes.megabyte import MegabyteConfig

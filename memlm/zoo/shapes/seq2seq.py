@@ -18,7 +18,7 @@ from memlm.api.params import MAX_SEED, SamplingParams
 from memlm.api.prompts import is_batch, token_ids_of
 from memlm.errors import InvalidInput
 from memlm.generation.sampling import sample
-from memlm.model.encoder_files import padded
+from memlm.model.files.encoder_files import padded
 from memlm.zoo.shapes.encoder_decoder_files import Seq2SeqCheckpoint, load_encoder_decoder
 
 ROWS_AT_ONCE = 16  # sources that are answered side by side

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from memlm.model.encoder_files import padded
+from memlm.model.files.encoder_files import padded
 from memlm.training.validation import PADDING
 from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
 from memlm.zoo.shapes.fitting import fit

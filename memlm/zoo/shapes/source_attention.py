@@ -14,12 +14,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from memlm.model.config import ModelConfig
-from memlm.model.cpu import sdpa
 from memlm.model.forward import ForwardContext
-from memlm.model.linear import Linear
+from memlm.model.kernels.cpu import sdpa
+from memlm.model.kernels.linear import Linear
 from memlm.model.norms import make_norm
 from memlm.model.parts import Part
-from memlm.model.source import Source
+from memlm.model.state.source import Source
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from zoo.shapes.seq2seq_models import KINDS, Seq2SeqTwin, of_transformers, save_t5
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput
-from memlm.model.checkpoint import load_checkpoint
-from memlm.model.encoder_files import load_encoder, padded
+from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.files.encoder_files import load_encoder, padded
 from memlm.zoo.shapes.encoder_decoder import EncoderDecoder
 from memlm.zoo.shapes.encoder_decoder_files import load_encoder_decoder
 

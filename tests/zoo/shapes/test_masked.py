@@ -9,7 +9,7 @@ import transformers
 from encoders import SHAPE, encoder_tokenizer, make_encoder
 
 from memlm.errors import InvalidInput
-from memlm.model.encoder_files import load_encoder, padded
+from memlm.model.files.encoder_files import load_encoder, padded
 from memlm.model.text_encoder import TextEncoder
 from memlm.zoo.shapes.encoder_folder import save_encoder
 from memlm.zoo.shapes.masked import Masking, learn_masked, masked_loss

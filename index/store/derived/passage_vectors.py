@@ -1,0 +1,63 @@
+"""Vectors of the passages of a segment, from an encoder of texts: derived from its tokens, and disposable.
+
+Another encoder than the one that made them makes them anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float32
+
+from memlm.errors import Corrupt
+from memlm.index.store.derived import passages
+from memlm.index.store.derived.pieces import DecodeBytes, Pieces
+from memlm.index.store.derived.tables import DerivedTables
+from memlm.index.store.manifest import VECTORS
+from memlm.index.store.segment import Segment
+
+FORMAT = "1"
+PASSAGES_AT_ONCE = 32  # about a second of a small encoder
+
+
+class PassageEncoder(Protocol):
+    """Texts -> vectors of length 1, which depend on nothing but the text and the `fingerprint`."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def vectors(self, texts: list[str]) -> Float32[np.ndarray, "P D"]: ...
+
+
+class SegmentVectors(DerivedTables[Pieces]):
+    """A vector for each passage of one segment, in the order of `SegmentPassages`."""
+
+    def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes, encoder: PassageEncoder) -> None:
+        self._encoder = encoder
+        size, overlap = passages.PASSAGE_TOKENS, passages.OVERLAP_TOKENS
+        pieces = Pieces(segment, decode_bytes, size, overlap)
+        form = f"{FORMAT} {size} {overlap} {encoder.fingerprint}"
+        super().__init__(store, segment, VECTORS, form=form, pieces=pieces, at_once=PASSAGES_AT_ONCE)
+
+    @cached_property
+    def vectors_PD(self) -> Float32[np.ndarray, "P D"]:
+        """The vectors. Raises Corrupt for a damaged file."""
+        assert self._base is not None
+        try:
+            rows = self._base.execute("select vector from vectors order by passage").fetchall()
+        except sqlite3.DatabaseError as error:
+            raise Corrupt(self._damaged.format(error)) from error
+        vectors = np.frombuffer(b"".join(vector for (vector,) in rows), "<f4")
+        return vectors.reshape(len(rows), len(vectors) // max(1, len(rows)))
+
+    def _create(self, base: sqlite3.Connection) -> None:
+        base.execute("create table vectors (passage integer primary key, vector blob)")
+
+    def _add(self, base: sqlite3.Connection, pieces: range) -> None:
+        vectors_PD = self._encoder.vectors([self._pieces.text(piece)[0].strip() for piece in pieces])
+        rows = [(piece, row.astype("<f4").tobytes()) for piece, row in zip(pieces, vectors_PD, strict=True)]
+        base.executemany("insert into vectors values (?, ?)", rows)

@@ -1,0 +1,1 @@
+"""The commands that ask a model: answer, chat, generate, trace."""

@@ -1,0 +1,177 @@
+"""`memlm chat` and `memlm client chat`: a conversation at a terminal, with a memory that it can change."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from memlm.api.chat import ChatRequest
+from memlm.api.datastores import StoreInfo
+from memlm.api.params import RetrievalParams
+from memlm.base.counted import counted
+from memlm.base.printable import one_line
+from memlm.cli.ask.chat_memory import ChatMemory, LocalMemory, ServerMemory
+from memlm.cli.ask.chat_shell import ChatShell, piped_lines, typed_lines
+from memlm.cli.ask.conversation import Conversation
+from memlm.cli.remote.connection import (
+    HERE,
+    PANEL,
+    Authority,
+    Certificate,
+    PrivateKey,
+    Target,
+    Timeout,
+    Token,
+    UseTls,
+    client_of,
+    connect_with,
+)
+from memlm.cli.terminal import options
+from memlm.cli.terminal.console import out
+from memlm.cli.terminal.fields import Overrides, with_fields
+
+if TYPE_CHECKING:
+    from memlm.client import Client
+    from memlm.language_model import LanguageModel
+
+NEIGHBORS = 16  # of each token, for /sources
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)]
+JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel="Output")]
+Answers: TypeAlias = Annotated[dict[str, Any], Overrides(ChatRequest)]
+# Options that have defaults here, or that no conversation needs.
+NOT_OF_ANSWERS = ("temperature", "max_tokens", "early_exit", "session", "resume_s")
+
+
+@with_fields(leave_out=NOT_OF_ANSWERS)
+def chat(
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
+        ),
+    ] = None,
+    store: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--store",
+            "-s",
+            metavar="FOLDER",
+            rich_help_panel="Model",
+            help="Datastore folder. Repeatable. The first takes /remember and /add, and may be new.",
+        ),
+    ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    attention_window: options.AttentionWindow = None,
+    extended_attention: options.ExtendedAttention = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="HOST:PORT",
+            help="Chat with the model of this server instead.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Time limit of a call in seconds.", rich_help_panel=PANEL)
+    ] = 600.0,
+    token: Token = None,
+    tls: UseTls = False,
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: PrivateKey = None,
+    system: System = "",
+    *,
+    temperature: options.Temperature = options.TEMPERATURE,
+    max_tokens: options.MaxTokens = options.MAX_TOKENS,
+    answers: Answers,
+    json: JsonLines = False,
+) -> None:
+    """Chat with a model, in this process or on a server. /help lists the commands."""
+    if (model is None) == (target is None):
+        raise typer.BadParameter("give either --model, or --target for a model that is served")
+    if target is None and (tls or ca or cert or key):
+        raise typer.BadParameter("--tls, --ca, --cert and --key are for a server; give --target HOST:PORT")
+    if target is not None and store:
+        raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
+    of_stores = [field.name for field in fields(RetrievalParams) if field.name != "context_cache"]
+    retrieval = [f"--{name.replace('_', '-')}" for name in of_stores if name in answers]
+    retrieval += ["--passages"] * bool(answers.get("num_passages"))
+    if model is not None and not store and retrieval:
+        raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
+    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
+    if target is not None:
+        connect_with(token, tls=tls, ca=ca, cert=cert, key=key)
+        _chat_with_server(target, timeout, asked, system, json=json)
+    else:
+        assert model is not None
+        loading: dict[str, Any] = {
+            "dtype": dtype, "device": device, "attention_window": attention_window,
+            "extended_attention": extended_attention,
+        }  # fmt: skip
+        if (adapter := asked.get("adapter")) is not None:
+            loading["adapters"] = [adapter]
+            asked["adapter"] = Path(adapter).resolve().name
+        _chat_in_process(model, store or [], loading, asked, system, json=json)
+
+
+@with_fields(leave_out=NOT_OF_ANSWERS)
+def client_chat(
+    answers: Answers,
+    target: Target = HERE,
+    timeout: Timeout = 600.0,
+    system: System = "",
+    temperature: options.Temperature = options.TEMPERATURE,
+    max_tokens: options.MaxTokens = options.MAX_TOKENS,
+    json: JsonLines = False,
+) -> None:
+    """Chat with the model of a server. /help lists the commands."""
+    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
+    _chat_with_server(target, timeout, asked, system, json=json)
+
+
+def _chat_with_server(target: str, timeout: float, asked: dict[str, Any], system: str, *, json: bool) -> None:
+    names = [store.name for store in asked.get("stores", ())]
+    with client_of(target, timeout) as client:
+        model = client.get_model()
+        memory = ServerMemory(client, names[0] if names else None)
+        _run(client, memory, f"{model.name} at {target}", asked, system, json=json)
+
+
+def _chat_in_process(
+    model: Path, stores: list[Path], loading: dict[str, Any], asked: dict[str, Any], system: str, *, json: bool
+) -> None:
+    from memlm.language_model import load
+
+    new = stores[:1] if stores and not stores[0].exists() else []
+    with load(model, [store for store in stores if store not in new], **loading) as lm:
+        lm.checkpoint.chat_template  # noqa: B018 - raises where there is none, before anything is typed
+        memory = LocalMemory(lm, stores[0] if stores else None)
+        note = f"; {new[0]} will be made by /remember or /add" if new else ""
+        _run(lm, memory, f"{lm.info.name}, {lm.info.num_parameters:,} parameters{note}", asked, system, json=json)
+
+
+def _run(
+    host: LanguageModel | Client, memory: ChatMemory, about: str, asked: dict[str, Any], system: str, *, json: bool
+) -> None:
+    is_typed = sys.stdin.isatty()
+    conversation = Conversation(host, {**asked, "neighbors": NEIGHBORS}, system)
+    shell = ChatShell(conversation, memory, json=json)
+    if is_typed and not json:
+        out.print(one_line(about + _described(memory.stores())), style="dim", markup=False)
+        out.print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
+    try:
+        shell.run(typed_lines() if is_typed else piped_lines(echo=not json))
+    finally:
+        conversation.forget_session()
+    if shell.num_failed and not is_typed:
+        raise typer.Exit(1)
+
+
+def _described(stores: tuple[StoreInfo, ...]) -> str:
+    return "".join(f"; datastore {info.name}, {counted(info.num_entries, 'entry')}" for info in stores)

@@ -1,0 +1,1 @@
+"""`memlm client`: the calls of the Python client from a shell."""

@@ -1,0 +1,1 @@
+"""The commands on datastores: build, change, check, search, shard."""

@@ -1,0 +1,55 @@
+"""The engine of a build, `--engine`: this process, or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memlm.distributed.cluster import prepare
+from memlm.errors import InvalidInput, check_choice
+from memlm.index.factory import NO_INDEX
+
+if TYPE_CHECKING:
+    from memlm.indexing.encoding import BlockEncoder
+    from memlm.model.files.checkpoint import Checkpoint
+
+ENGINES = ("local", "ray")
+
+
+@contextmanager
+def reader_of(
+    engine: str, model: Path | Checkpoint, *, dtype: str, device: str, address: str | None, index: str = ""
+) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
+    """The model of a build, loaded if a cluster is to read with it, and its encoder. A cluster reads with the model of
+    a path.
+
+    Raises InvalidInput for options that do not go together.
+    """
+    check_choice("engine", engine, ENGINES)
+    if engine != "local" and index == NO_INDEX:
+        raise InvalidInput(
+            f"engine is {engine}, and a store with the index none is built without the model; leave engine out",
+            field="engine",
+        )
+    if engine == "local":
+        if address is not None:
+            raise InvalidInput(
+                f"address is {address!r}, and the engine local has none; give --engine ray", field="address"
+            )
+        yield model, None
+        return
+    assert isinstance(model, Path)
+    prepare(address)
+    try:
+        from memlm.distributed.encoding import RayEncoder
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"the engine ray needs {error.name}, which is not installed; pip install 'memlm[ray]'", field="engine"
+        ) from error
+    from memlm.model.files.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+    with RayEncoder(model, checkpoint, dtype=dtype, device=device, address=address) as encoder:
+        yield checkpoint, encoder

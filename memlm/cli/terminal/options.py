@@ -1,0 +1,188 @@
+"""Options that several commands share: one name, one meaning, one help text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memlm.api.datastores import INDEX, parse_fields
+from memlm.api.params import SAMPLING
+from memlm.base.options import RESEARCH, parse_bytes
+from memlm.base.texts import text_of
+from memlm.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from memlm.data.corpus import Corpus
+
+Corpora = Annotated[
+    list[str],
+    typer.Argument(metavar="CORPUS...", help="Files or folders: text, JSON Lines, Parquet, .gz, .zst. - is stdin."),
+]
+Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        rich_help_panel=INDEX, help="Tokens that the model reads at once (default: its context, at most 1024)."
+    ),
+]
+Stride = Annotated[
+    int | None, typer.Option(rich_help_panel=INDEX, help="Tokens that each window adds (default: half the window).")
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray", help="Read in this process, or on the nodes of a Ray cluster.", rich_help_panel="Cluster"
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the Ray cluster, as HOST:PORT or auto (default: RAY_ADDRESS, else this machine).",
+        rich_help_panel="Cluster",
+    ),
+]
+Glob = Annotated[str, typer.Option(help="Files to read in folders.")]
+Hidden = Annotated[
+    bool,
+    typer.Option("--hidden", help="Also read hidden files, environments, and files that .gitignore excludes."),
+]
+Check = Annotated[
+    str,
+    typer.Option(metavar="quick|full|none", help="Check the result: briefly, in full, or not at all."),
+]
+OnError = Annotated[str, typer.Option(metavar="skip|fail", help="Skip unusable text, or fail.")]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(metavar="[PROMPT]", help="The text to continue. - is standard input.", show_default=False),
+]
+PromptFile = Annotated[
+    Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the text from a file. - is standard input.")
+]
+TracedText = Annotated[
+    str | None,
+    typer.Argument(metavar="[TEXT]", help="The text to trace. - is standard input.", show_default=False),
+]
+Purge = Annotated[
+    bool,
+    typer.Option("--purge", help="Remove deleted documents from all files, and abandon interrupted additions."),
+]
+Model = Annotated[
+    Path,
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
+    ),
+]
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Datastore folder.")]
+Stores = Annotated[
+    list[Path] | None,
+    typer.Option("--store", "-s", metavar="FOLDER", help="Datastore folder. Repeatable.", rich_help_panel="Model"),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|float32|bfloat16|float16|int8|int4|gguf",
+        help="Compute type. auto: gguf for such files, bfloat16 where it is fast, else float32. int8, int4 round.",
+        rich_help_panel="Model",
+    ),
+]
+AttentionWindow = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Latest tokens that a token sees, beside the first four. Texts then have any length.",
+        rich_help_panel=RESEARCH,
+    ),
+]
+ExtendedAttention = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        help="Tokens beyond --attention-window that each head also sees, those with the best keys.",
+        rich_help_panel=RESEARCH,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda|cuda:N|mps", help="Where to compute. auto: the first GPU.", rich_help_panel="Model"
+    ),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal, before work of more than ten minutes.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")]
+
+ShowSources = Annotated[
+    bool,
+    typer.Option(
+        "--show-sources", help="Shade tokens by the share of p_kNN, and list their sources.", rich_help_panel="Output"
+    ),
+]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def corpus_of(
+    paths: Sequence[str | Path], glob: str = "**/*", on_error: str = "skip", *, hidden: bool = False
+) -> Corpus:
+    """The corpus of a command. Raises InvalidInput for one without text, before a model is loaded."""
+    from memlm.cli.terminal.console import print_problem
+    from memlm.data.corpus import Corpus
+
+    corpus = Corpus(paths, glob, on_error, print_problem, hidden=hidden)
+    corpus.require_text()
+    return corpus
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The text from the command line, a file or standard input, which has to be one of them."""
+    if (prompt is None) == (file is None):
+        raise typer.BadParameter("give a text, or --file FILE (- is standard input)")
+    if prompt is not None and prompt != "-":
+        return prompt
+    # Editors end a file with a line end, and so does `echo`, which nobody means to continue.
+    return read_text(file or Path("-")).removesuffix("\n")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or of standard input for `-`. Raises InvalidInput, naming it, where there is none."""
+    try:
+        return text_of(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 at byte {error.start:,}; give a text file") from None
+    except OSError as error:
+        raise InvalidInput(
+            f"{path} cannot be read ({error.strerror}); give a text file, or - for standard input"
+        ) from None
+
+
+def metadata_fields(where: Sequence[str]) -> dict[str, str]:
+    """Parses FIELD=VALUE of metadata. Raises BadParameter."""
+    try:
+        return parse_fields(where)
+    except InvalidInput as error:
+        raise typer.BadParameter(f"--{error}") from None
+
+
+def num_bytes(text: str | None) -> int | None:
+    """Parses a number of bytes, if one was given. Raises BadParameter."""
+    try:
+        return None if text is None else parse_bytes(text)
+    except InvalidInput as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+MAX_TOKENS = 512  # of an answer: a small model may not find its end
+TEMPERATURE = 0.3  # of chats and answers
+
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", "-n", help="Maximum number of tokens of an answer.", rich_help_panel=SAMPLING)
+]

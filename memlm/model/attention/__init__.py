@@ -1,0 +1,1 @@
+"""Attention: what a token sees, and memories of what it no longer sees."""

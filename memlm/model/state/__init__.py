@@ -1,0 +1,1 @@
+"""The state of a decoder: the KV cache of the rows of a batch."""

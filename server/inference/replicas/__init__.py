@@ -1,0 +1,1 @@
+"""Replicas: engines that Ray Serve places on a cluster."""
