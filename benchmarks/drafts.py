@@ -17,7 +17,7 @@ from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress
 from memlm.bench.texts import alternately, median_ratio
 from memlm.data.corpus import Corpus
-from memlm.generation.draft_budget import DraftBudget
+from memlm.generation.drafts.budget import DraftBudget
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import load_checkpoint
 

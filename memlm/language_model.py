@@ -26,7 +26,7 @@ from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
 from memlm.api.sessions import SessionInfo
 from memlm.api.tracing import Trace, TraceRequest
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput, MemlmError, check_kind, check_path

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float32
 
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.files import storage
 from memlm.base.lists import items_of
 from memlm.errors import Corrupt, InvalidInput, Locked, check_path

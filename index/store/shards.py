@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.progress import Progress, silent
 from memlm.errors import InvalidInput, check_range
 from memlm.index.store.compaction import copy_documents

@@ -33,3 +33,10 @@ def duration(seconds: float) -> str:
     name, unit_s = next((unit for unit in TIME_UNITS if seconds < unit[2]), TIME_UNITS[-1])[:2]
     count = seconds / unit_s
     return f"{count:.2g} {name}" if count < 10 else f"{count:,.0f} {name}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 document`, `2,000 entries`."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"

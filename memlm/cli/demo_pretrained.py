@@ -20,7 +20,7 @@ from rich.console import Console
 
 from memlm.api.datastores import NewDocument
 from memlm.api.scoring import Score
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.cli.demo import LIBRARY, print_build, print_commands, split_modules
 from memlm.cli.terminal import render
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, out, table

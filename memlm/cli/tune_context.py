@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from memlm.base.counted import counted
-from memlm.base.figures import figure
+from memlm.base.figures import counted, figure
 from memlm.base.progress import LOADING
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, out

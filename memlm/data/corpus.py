@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, TypeAlias
 
 from memlm.api.prompts import check_text
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.files import is_under
 from memlm.base.lists import items_of
 from memlm.base.printable import one_line

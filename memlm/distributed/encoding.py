@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.data.windows import Window
 from memlm.distributed.cluster import connect
 from memlm.errors import Incompatible, InvalidInput, MemlmError, Unavailable

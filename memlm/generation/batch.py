@@ -23,7 +23,7 @@ from torch import Tensor
 from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.cpu import threads
 from memlm.base.steps import Steps, run_steps
-from memlm.generation.draft_budget import DraftBudget, PassCost, allot
+from memlm.generation.drafts.budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
 from memlm.generation.step_search import Decoded, Found, RunningSequence, remember, search_memories
 from memlm.model import DecoderState, decoding_threads

@@ -22,9 +22,9 @@ from memlm.api.generation import Accepted, Finished, FinishReason, Token, Usage
 from memlm.api.params import MAX_SEED, StreamRequest
 from memlm.base.steps import Steps
 from memlm.generation.detokenizer import Detokenizer
-from memlm.generation.draft_budget import DraftBudget
-from memlm.generation.drafting import Drafter
-from memlm.generation.drafts import Drafts
+from memlm.generation.drafts.budget import DraftBudget
+from memlm.generation.drafts.drafts import Drafts
+from memlm.generation.drafts.sources import Drafter
 from memlm.generation.prompts import EncodedPrompt, prompt_steps, room_for
 from memlm.generation.sampling import sample
 from memlm.generation.seams import OwnDecoder

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import Document
 from memlm.data.tokenizer import Tokenizer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 
 from memlm.api.generation import DraftUsage
 from memlm.data.corpus import Corpus
-from memlm.generation import draft_budget
-from memlm.generation.draft_budget import DraftBudget, PassCost
+from memlm.generation.drafts import budget as draft_budget
+from memlm.generation.drafts.budget import DraftBudget, PassCost
 from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel

@@ -19,10 +19,10 @@ from memlm.api.generation import DraftSource, FinishReason, Token
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
-from memlm.generation import drafting
 from memlm.generation.batch import Batch, complete_all
-from memlm.generation.draft_budget import PassCost, Survival, allot
-from memlm.generation.drafting import (
+from memlm.generation.drafts import sources as drafting
+from memlm.generation.drafts.budget import PassCost, Survival, allot
+from memlm.generation.drafts.sources import (
     COMPARED,
     LONG_RUN,
     SHORT_RUN,

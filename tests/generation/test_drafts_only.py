@@ -17,7 +17,7 @@ from memlm.data.corpus import Corpus, Document, corpus_of
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.evaluation import evaluate
-from memlm.generation.drafting import Drafter
+from memlm.generation.drafts.sources import Drafter
 from memlm.index.store.backup import copy_store
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.suffixes import SUFFIXES

@@ -12,7 +12,7 @@ import typer
 from memlm.api.chat import ChatRequest
 from memlm.api.datastores import StoreInfo
 from memlm.api.params import RetrievalParams
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.cli.ask.chat_memory import ChatMemory, LocalMemory, ServerMemory
 from memlm.cli.ask.chat_shell import ChatShell, piped_lines, typed_lines

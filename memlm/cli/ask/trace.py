@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from rich.text import Text
 
 from memlm.api.tracing import Trace, TracedSpan, TraceRequest
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.printable import one_line, printable
 from memlm.cli.remote.connection import HERE, Target, Timeout, client_of
 from memlm.cli.terminal import options

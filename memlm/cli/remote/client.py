@@ -12,7 +12,7 @@ from rich.text import Text
 
 from memlm.api.datastores import SearchRequest
 from memlm.api.params import GenerateRequest, RetrievalParams
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.options import format_bytes
 from memlm.base.printable import one_line
 from memlm.cli.ask.answer import client_answer, client_passages

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlm.api.datastores import BuildDatastoreRequest, parse_fields
-from memlm.base.counted import counted
-from memlm.base.figures import figure
+from memlm.base.figures import counted, figure
 from memlm.base.printable import one_line
 from memlm.cli.remote.connection import HERE, Target, Timeout, client_of
 from memlm.cli.terminal import options

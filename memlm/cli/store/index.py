@@ -10,7 +10,7 @@ import typer
 
 from memlm.api.answers import FindPassagesRequest
 from memlm.api.datastores import CHECKS, INDEX, SearchRequest
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.options import RESEARCH
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING

@@ -14,8 +14,7 @@ from rich.text import Text
 from memlm.api.datastores import SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.passages import Passage
-from memlm.base.counted import counted
-from memlm.base.figures import duration, figure, file_size
+from memlm.base.figures import counted, duration, figure, file_size
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line, printable
 from memlm.cli.terminal.console import emit_json, err, jsonable, out

@@ -18,7 +18,7 @@ from rich.text import Text
 from memlm.api.generation import Neighbor, Token, Usage
 from memlm.api.handles import TokenStream
 from memlm.api.passages import AnswerPrompt, Passage
-from memlm.base.counted import counted
+from memlm.base.figures import counted
 from memlm.base.printable import one_line, printable
 from memlm.cli.terminal.console import emit_json, err, out
 

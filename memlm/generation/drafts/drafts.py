@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memlm.api.generation import DraftSource, DraftUsage
-from memlm.generation.draft_budget import DraftBudget, Survival
-from memlm.generation.drafting import LONGEST_DRAFT, Draft, Drafter
+from memlm.generation.drafts.budget import DraftBudget, Survival
+from memlm.generation.drafts.sources import LONGEST_DRAFT, Draft, Drafter
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.store import ModelStore
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, ref
 
 from memlm.api.generation import DraftSource
-from memlm.generation.drafting import Draft
+from memlm.generation.drafts.sources import Draft
 from memlm.model import Decoder
 from memlm.retrieval.store import ModelStore
 

@@ -1,0 +1,1 @@
+"""Drafts: guesses of the next tokens that one pass of the model can check."""
