@@ -311,38 +311,41 @@ class Shards:
         shards. Raises Unavailable for one whose shards are not all known, or do not answer. With `partial` such a shard
         has no replicas.
         """
-        silent, known = sorted(self._unfound), list[tuple[_Replica, Description]]()
-        for each in self._replicas:
-            if (of := each.description) is None:
-                silent.append(each.address)
-            else:
-                known.append((each, of))
-        mine = [(each, of) for each, of in known if of.store_id == store_id]
+        silent = self._silent  # read first: one that answers just now is known below
+        mine = [
+            (each, of) for each in self._replicas if (of := each.description) is not None and of.store_id == store_id
+        ]
         if not mine:
             if silent:  # one of them may have the datastore
                 raise Unavailable(f"no shard answers at {', '.join(silent)}{proxy_advice(silent[0])}")
-            if store_id not in self._known_stores:
-                self._known_stores.add(store_id)
-                log.warning("no shard is of the datastore with the id %s, which is searched here", store_id)
+            self._log_unknown(store_id)
             return None
-        if len({of.num_shards for _, of in mine}) > 1:  # some may be gone for good
-            mine = [(each, of) for each, of in mine if each.reachable] or mine
-        if len(counts := {of.num_shards for _, of in mine}) > 1:
-            raise Unavailable(f"the shards are of {' and of '.join(map(str, sorted(counts)))}; start all of them anew")
-        shards: list[list[_Replica]] = [[] for _ in range(mine[0][1].num_shards)]
-        self._turn = (self._turn + 1) % len(mine)  # so that replicas share the work
-        for replica, of in mine[self._turn :] + mine[: self._turn]:
+        shards = self._by_shard(mine)
+        if self._partial and any(map(_is_ready, shards)):
+            return [replicas if _is_ready(replicas) else [] for replicas in shards]
+        _check_whole(shards, silent)
+        return shards
+
+    def _log_unknown(self, store_id: str) -> None:
+        """Says once of a datastore that it has no shards."""
+        if store_id not in self._known_stores:
+            self._known_stores.add(store_id)
+            log.warning("no shard is of the datastore with the id %s, which is searched here", store_id)
+
+    def _by_shard(self, known: list[tuple[_Replica, Description]]) -> list[list[_Replica]]:
+        """The replicas of each shard, those first that are ready. Raises Unavailable where they are of several
+        divisions of the datastore.
+        """
+        if len(_divisions(known)) > 1:  # some may be gone for good
+            known = [(each, of) for each, of in known if each.reachable] or known
+        if len(divisions := _divisions(known)) > 1:
+            raise Unavailable(f"the shards are of {' and of '.join(map(str, divisions))}; start all of them anew")
+        shards: list[list[_Replica]] = [[] for _ in range(divisions[0])]
+        self._turn = (self._turn + 1) % len(known)  # so that replicas share the work
+        for replica, of in known[self._turn :] + known[: self._turn]:
             shards[of.shard - 1].append(replica)
         for replicas in shards:
             replicas.sort(key=lambda replica: not replica.is_ready)
-        if self._partial and any(replicas and replicas[0].is_ready for replicas in shards):
-            return [replicas if replicas and replicas[0].is_ready else [] for replicas in shards]
-        if lacking := [str(number) for number, replicas in enumerate(shards, 1) if not replicas]:
-            answer = f"; no answer from {', '.join(silent)}{proxy_advice(silent[0])}" if silent else ""
-            raise Unavailable(f"no address is that of shard {', '.join(lacking)} of {len(shards)}{answer}")
-        for number, replicas in enumerate(shards, 1):
-            if not replicas[0].is_ready:
-                raise Unavailable(f"shard {number} at {replicas[0].address} does not answer; try again in a moment")
         return shards
 
     def _view_of(self, segment: Segment) -> tuple[SegmentView, bytes]:
@@ -352,6 +355,26 @@ class Shards:
             known = SegmentView(core_of(segment.record), digest_of(mask) if mask else ALL_LIVE), mask
             self._masks[segment] = known
         return known
+
+
+def _divisions(known: Sequence[tuple[_Replica, Description]]) -> list[int]:
+    """The different numbers of shards that replicas are of, in ascending order."""
+    return sorted({of.num_shards for _, of in known})
+
+
+def _is_ready(replicas: Sequence[_Replica]) -> bool:
+    """Whether a search may go to one of the replicas of a shard, those first that are ready."""
+    return bool(replicas) and replicas[0].is_ready
+
+
+def _check_whole(shards: Sequence[Sequence[_Replica]], silent: Sequence[str]) -> None:
+    """Raises Unavailable for a shard that is not there or does not answer. `silent` addresses never answered."""
+    if lacking := [str(number) for number, replicas in enumerate(shards, 1) if not replicas]:
+        answer = f"; no answer from {', '.join(silent)}{proxy_advice(silent[0])}" if silent else ""
+        raise Unavailable(f"no address is that of shard {', '.join(lacking)} of {len(shards)}{answer}")
+    for number, replicas in enumerate(shards, 1):
+        if not _is_ready(replicas):
+            raise Unavailable(f"shard {number} at {replicas[0].address} does not answer; try again in a moment")
 
 
 def _connected(address: str) -> _Replica:
