@@ -621,6 +621,7 @@ def test_an_interrupt_exits_with_130_and_leaves_a_resumable_build(model_folder, 
     for number in range(12):
         (tmp_path / "texts" / f"{number:02}.txt").write_text("the memory of a model can be read " * 800)
     command = [sys.executable, "-m", "memlm", "index", "build", "texts", "--model", model_folder, "--out", "s"]
+    command += ["--index", "Flat", "--check", "none"]  # what comes after the texts are read
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not _checkpointed(tmp_path / "s" / "building.json"):
         assert process.poll() is None

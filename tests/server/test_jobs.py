@@ -6,7 +6,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -15,9 +15,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from broken import HALT, HALTS
 from google.longrunning import operations_pb2
 from google.longrunning.operations_grpc_pb2 import OperationsStub
-from running import PATIENCE_S, RunningServer, alike, niceness_of, wait_until
+from running import PATIENCE_S, RunningServer, alike, is_stopped, niceness_of, wait_until
 from texts import make_text
 from typer.testing import CliRunner
 
@@ -55,13 +56,25 @@ class Place:
 
     def __init__(self, folder: Path, model: Path, corpus: Path) -> None:
         self.folder, self.model, self.corpus = folder, model, corpus
-        self.stores = folder / "stores"
+        self.stores, self.halts = folder / "stores", folder / "halts"
         self.count = 0
 
     def serve(self, *stores: Path, options: tuple[str, ...] = ()) -> RunningServer:
         self.count += 1
         own = ("--threads", "1", "--store-dir", str(self.stores), "--corpus-root", str(self.corpus))
-        return RunningServer(self.folder / f"log-{self.count}", self.model, *stores, options=(*own, *options))
+        log = self.folder / f"log-{self.count}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(HALTS, str(self.halts))
+            return RunningServer(log, self.model, *stores, options=(*own, *options), first=HALT)
+
+    def halt(self, server: RunningServer, start: Callable[[], Operation]) -> tuple[Operation, int]:
+        """Starts a job, and waits until its process has stopped in its midst; also gives its number."""
+        self.halts.touch()
+        job, stopped = start(), list[int]()
+        wait_until(lambda: stopped.extend(filter(is_stopped, server.job_pids)) or stopped)
+        self.halts.unlink()
+        assert not job.progress().has_ended
+        return job, stopped[0]
 
     def folder_of(self, client: Client, name: str) -> Path:
         """Where a datastore that is in service lies; callers see a path relative to the folder for datastores."""
@@ -97,18 +110,6 @@ def served(shared: tuple[Place, RunningServer]) -> Iterator[tuple[Place, Running
             client.datastores.unload(store.name)
 
 
-def halted(server: RunningServer, job: Operation) -> int:
-    """Stops a job's process in its midst; gives its number."""
-    wait_until(lambda: job.progress().phase or job.progress().has_ended)
-    while True:
-        (pid,) = server.job_pids
-        os.kill(pid, signal.SIGSTOP)
-        assert not job.progress().has_ended
-        if server.job_pids == [pid]:
-            return pid
-        os.kill(pid, signal.SIGCONT)  # it has just forked the job's
-
-
 def loaded_by(client: Client) -> list[str]:
     """Names of what is in service; nothing while there is no worker."""
     with suppress(Unavailable):
@@ -116,11 +117,14 @@ def loaded_by(client: Client) -> list[str]:
     return []
 
 
-def large(folder: Path, documents: int = 120) -> Path:
-    """A corpus that takes a while."""
+LARGE = 12  # documents
+
+
+def large(folder: Path) -> Path:
+    """A corpus that is no short addition."""
     folder.mkdir(exist_ok=True)
     with (folder / "large.jsonl").open("w") as file:
-        for number in range(documents):
+        for number in range(LARGE):
             file.write(json.dumps({"id": f"large-{number}", "text": make_text(number, 400)}) + "\n")
     return folder
 
@@ -176,11 +180,10 @@ def test_who_deletes_need_not_wait_for_a_job(served, tmp_path: Path) -> None:
     """And the job does not bring back what was deleted while it went on."""
     place, server, client = served
     client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
-    job = client.datastores.add("docs", Corpus([large(tmp_path / "more")]))
-    pid = halted(server, job)
+    job, pid = place.halt(server, lambda: client.datastores.add("docs", Corpus([large(tmp_path / "more")])))
     client.datastores.delete_documents("docs", ["doc-1.txt"])
     os.kill(pid, signal.SIGCONT)
-    assert job.result(PATIENCE_S).num_documents == 7 + 120
+    assert job.result(PATIENCE_S).num_documents == 7 + LARGE
     with Datastore.open(place.folder_of(client, "docs")) as store:
         assert not store.snapshot.has_document("doc-1.txt")
         assert store.snapshot.verify() == []
@@ -211,16 +214,13 @@ def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path:
     place, server, client = served
     client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
     client.datastores.add("docs", NEW).result(PATIENCE_S)
-    if kind == "compact":  # of few entries, it could be done before it is halted
-        many = Corpus([large(tmp_path / "first", documents=400)])
-        client.datastores.add("docs", many, check="none").result(PATIENCE_S)
     before, left = client.datastores.get("docs"), place.left("docs")
-    job = {
+    start = {
         "build": lambda: client.datastores.build("docs", str(place.corpus), replace=True),
         "add": lambda: client.datastores.add("docs", Corpus([large(tmp_path / "more")])),
         "compact": lambda: client.datastores.compact("docs"),
-    }[kind]()
-    pid = halted(server, job)
+    }[kind]
+    job, pid = place.halt(server, start)
     job.cancel()
     with pytest.raises(Cancelled, match=r"operations/.* was cancelled; 'docs' is as it was before"):
         job.result(PATIENCE_S)
@@ -236,8 +236,7 @@ def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path:
 
 def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
     place, server, client = served
-    first = client.datastores.build("one", str(place.corpus))
-    halted(server, first)
+    first, pid = place.halt(server, lambda: client.datastores.build("one", str(place.corpus)))
     second, third = (client.datastores.build(name, str(place.corpus)) for name in ("two", "three"))
     assert second.progress().state == JobState.QUEUED
     second.cancel()
@@ -245,7 +244,7 @@ def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
         second.result(PATIENCE_S)
     with pytest.raises(Incompatible, match="cancel it first"):
         client.operations.delete(third.name)
-    os.kill(server.job_pids[0], signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     assert third.result(PATIENCE_S).num_entries == first.result(PATIENCE_S).num_entries
     assert [store.name for store in client.datastores.list()] == ["one", "three"]
 
@@ -254,8 +253,7 @@ def test_a_short_addition_does_not_wait_behind_a_long_job_on_another_datastore(s
     """Nor does it need an index worker of its own. It ends as any other."""
     place, server, client = served
     client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
-    long = client.datastores.build("long", str(place.corpus))
-    pid = halted(server, long)
+    long, pid = place.halt(server, lambda: client.datastores.build("long", str(place.corpus)))
     job = client.datastores.add("docs", NEW)
     report, info = job.result(PATIENCE_S), job.progress()
     assert (info.state, info.attempts, report.num_documents, report.store) == (JobState.DONE, 1, 11, "docs")
@@ -279,21 +277,20 @@ def test_what_may_not_overtake_says_that_it_waits(served, tmp_path: Path) -> Non
     place, server, client = served
     for name in ("one", "two"):
         client.datastores.build(name, str(place.corpus)).result(PATIENCE_S)
-    first = client.datastores.add("one", Corpus([large(tmp_path / "first")]))
-    pid = halted(server, first)
+    first, pid = place.halt(server, lambda: client.datastores.add("one", Corpus([large(tmp_path / "first")])))
     waiting = [client.datastores.add("two", Corpus([large(tmp_path / "more")])), client.datastores.add("one", NEW)]
     for job in waiting:
         wait_until(lambda job=job: job.progress().phase == "wait for another operation")
         assert job.progress().state == JobState.QUEUED
     waiting[0].cancel()
     os.kill(pid, signal.SIGCONT)
-    assert [job.result(PATIENCE_S).num_documents for job in (first, waiting[1])] == [128, 131]
+    assert [job.result(PATIENCE_S).num_documents for job in (first, waiting[1])] == [8 + LARGE, 8 + LARGE + len(NEW)]
 
 
 def test_progress_may_wait_for_the_end(served) -> None:
     place, server, client = served
-    job = client.datastores.build("docs", str(place.corpus))
-    pid, begin_s = halted(server, job), time.monotonic()
+    job, pid = place.halt(server, lambda: client.datastores.build("docs", str(place.corpus)))
+    begin_s = time.monotonic()
     assert not job.progress(0.2).has_ended
     assert time.monotonic() - begin_s >= 0.2
     os.kill(pid, signal.SIGCONT)
@@ -305,8 +302,7 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
     corpus = large(place.folder / "large")
     place.corpus = corpus
     with place.serve() as server, Client(server.address) as client:
-        job = client.datastores.build("docs", str(corpus))
-        pid = halted(server, job)
+        job, pid = place.halt(server, lambda: client.datastores.build("docs", str(corpus)))
         if who == "index worker":
             os.kill(pid, signal.SIGKILL)
             report = job.result(PATIENCE_S)
@@ -333,8 +329,7 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
 @pytest.mark.parametrize("nice", ["7", "idle"])
 def test_an_index_worker_runs_at_the_priority_of_its_option(place: Place, nice: str) -> None:
     with place.serve(options=("--index-nice", nice)) as server, Client(server.address) as client:
-        job = client.datastores.build("docs", str(place.corpus))
-        pid = halted(server, job)
+        job, pid = place.halt(server, lambda: client.datastores.build("docs", str(place.corpus)))
         assert os.sched_getscheduler(pid) == (os.SCHED_IDLE if nice == "idle" else os.SCHED_OTHER)
         assert niceness_of(pid) == niceness_of(0) + {"7": 7, "idle": 0}[nice]
         job.cancel()
@@ -342,8 +337,7 @@ def test_an_index_worker_runs_at_the_priority_of_its_option(place: Place, nice: 
 
 
 def test_an_index_worker_that_keeps_dying_fails_its_job(place: Place) -> None:
-    # Of many seconds: no attempt is done before this process, on a busy machine, comes to kill it.
-    place.corpus = large(place.folder / "large", documents=400)
+    place.halts.touch()  # no attempt is done before this process, on a busy machine, comes to kill it
     with place.serve() as server, Client(server.address) as client:
         job = client.datastores.build("dying", str(place.corpus))
         killed = set[int]()

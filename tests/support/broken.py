@@ -1,5 +1,6 @@
 """What a server's processes run in place of their own: workers whose engine fails, or processes whose disk is full, for
-as long as a file is there; and processes that tell how much they hold when they are asked.
+as long as a file is there; jobs that stand still in their midst; and processes that tell how much they hold when they
+are asked.
 """
 
 import ctypes
@@ -22,6 +23,11 @@ FILL = (
     "broken.fill_disk()\n"
     "link._run_worker = broken.run_worker_on_full_disk\n"
     "process.run_index_worker = broken.run_index_worker_on_full_disk\n"
+)
+HALTS = "MEMLM_TEST_HALTS"  # the file, in the environment: while it is there, the process of a job stops itself
+HALT = (
+    f"{HERE}import broken, memlm.server.jobs.process as process\n"
+    "process.run_index_worker = broken.run_halting_index_worker\n"
 )
 HOLDING = "MEMLM_TEST_HOLDING"  # the folder, in the environment
 REPORT_HELD = (
@@ -84,6 +90,23 @@ def run_index_worker_on_full_disk(*arguments: Any) -> None:
     from memlm.server.jobs.worker import run_index_worker as run
 
     fill_disk()
+    run(*arguments)
+
+
+def run_halting_index_worker(*arguments: Any) -> None:
+    """Its jobs stop themselves once they have read or copied something, and before they commit it."""
+    from memlm.server.jobs.worker import _ProgressReporter
+    from memlm.server.jobs.worker import run_index_worker as run
+
+    report = _ProgressReporter.progress
+
+    def progress(self: Any, phase: str, done: int, total: int | None, note: str = "") -> None:
+        report(self, phase, done, total, note)
+        in_midst = phase in ("read", "copy") and done and not note.startswith("0 entries")
+        if in_midst and Path(os.environ[HALTS]).exists():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    _ProgressReporter.progress = progress  # type: ignore[method-assign]
     run(*arguments)
 
 

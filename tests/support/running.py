@@ -253,10 +253,20 @@ def command_of(pid: int) -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs. A zombie does not."""
+    return state_of(pid) not in ("Z", None)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still until it gets SIGCONT."""
+    return state_of(pid) == "T"
+
+
+def state_of(pid: int) -> str | None:
+    """The letter of proc(5) for what a process does. None of one that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return None
 
 
 def anonymous_bytes(pid: int) -> int:
