@@ -91,5 +91,4 @@ def rows_of(found: RetrievalResult, rows: slice) -> RetrievalResult:
     return replace(
         found, neighbors=Neighbors(near.distances_QK[rows], near.ids_QK[rows], near.values_QK[rows]),
         logweights_QK=found.logweights_QK[rows], lams_Q=found.lams_Q[rows], stores_QK=found.stores_QK[rows],
-        searched_Q=found.searched_Q[rows],
     )  # fmt: skip

@@ -14,10 +14,12 @@ def table_of_tasks(rows: Rows) -> Iterator[str]:
     yield from header("text", "task", "questions", "alone, %", *ways.values(), "changed by the last")
     found = {(row["text"], row["task"], row["questions"], *way_of(row)): row for row in rows if "right" in row}
     for text, task, count in dict.fromkeys(place[:3] for place in found):
-        alone, *others = (found.get((text, task, count, *way)) for way in (("alone", 0), *ways))
+        alone = found[text, task, count, "alone", 0]
+        others = [found.get((text, task, count, *way)) for way in ways]
         more = (points_of(row) for row in others)
         name = task.removeprefix("local_").replace("_", " ")
-        changed = "-" if others[-1] is None else f"{others[-1]['changed']:.1f} %"
+        last = others[-1]
+        changed = "-" if last is None else f"{last['changed']:.1f} %"
         yield line(TEXTS[text], name, f"{count:.0f}", with_error(alone, "right", 1), *more, changed)
 
 

@@ -6,6 +6,7 @@ python -m benchmarks.pages.plot_datastore
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -26,7 +27,7 @@ def main() -> None:
     sys.stdout.write("\n".join(table(rows)) + "\n")
 
 
-def table(rows: list[dict]) -> Iterator[str]:
+def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Markdown: a line a row of figures."""
     yield (
         "| entries | index | bytes | lists probed | training, s | added a second | over Faiss | ms, k 32, one / of 64"
@@ -51,7 +52,7 @@ def table(rows: list[dict]) -> Iterator[str]:
         yield "| " + " | ".join(cells) + " |"
 
 
-def draw_times(rows: list[dict]) -> None:
+def draw_times(rows: list[dict[str, Any]]) -> None:
     """Milliseconds of one query, by entries."""
     figure, axes = plt.subplots()
     for kind in dict.fromkeys(row["index"] for row in rows):
@@ -65,7 +66,7 @@ def draw_times(rows: list[dict]) -> None:
     figure.savefig(REPORTS / "datastore-time.svg", metadata={"Date": None})
 
 
-def draw_bytes(rows: list[dict]) -> None:
+def draw_bytes(rows: list[dict[str, Any]]) -> None:
     """Softmax mass by bytes an entry, at a million entries."""
     figure, axes = plt.subplots()
     for row in rows:

@@ -358,7 +358,7 @@ def table_of_cost(rows: Rows) -> Iterator[str]:
         cells.append(f"{row['time_over_alone']:.2f} ({low} to {high})")
         cells += [f"{row[name] / 1e6:.1f}" if name in row else "-" for name in ("disk_bytes", "ram_bytes")]
         cells += [f"{row[name]:.2f}" if name in row else "-" for name in energy]
-        yield line(TEXTS[row["text"]], WAYS.get(row["way"], row["way"]), *cells)
+        yield line(TEXTS[row["text"]], str(WAYS.get(row["way"], row["way"])), *cells)
 
 
 def draw(rows: Rows) -> None:

@@ -1,4 +1,4 @@
-"""The seams of generation: what a request may bring of its own, so that the batch and the worker need not know it.
+"""The seams of generation: parts that a request may bring, so that the batch and the worker need not know them.
 
 A sequence of a batch may be read by a decoder of its own, such as one that leaves out layers (`early_exit`). A text may
 draw beside the batch by steps of its own, such as one from a mixture of prompts (`mixture`).
@@ -56,7 +56,7 @@ class SteppedText(Protocol):
         """Reads about `most_tokens`, and samples a token once all are read. Returns the tokens that may be shown."""
 
     def close(self) -> None:
-        """Frees what the text holds."""
+        """Frees the memory of the text."""
 
 
 def stream_steps(text: SteppedText) -> Generator[GenerationEvent, None, None]:
