@@ -74,7 +74,7 @@ def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corp
 
 @pytest.mark.parametrize("killed_at", [1, 2, 5])
 def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, corpus_folder, tmp_path, killed_at):
-    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole")
+    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", check="none")
     notes = set()
 
     def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
@@ -84,7 +84,7 @@ def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, cor
 
     with pytest.raises(Killed):
         build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", progress=kill)
-    resumed = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut")
+    resumed = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", check="none")
     assert 0 < resumed.resumed_entries < resumed.entries == whole.entries
     for name in ("keys.npy", "values.npy", "starts.npy"):
         np.testing.assert_array_equal(read(tmp_path / "cut", name), read(tmp_path / "whole", name))
@@ -165,7 +165,7 @@ def test_what_a_kill_may_cost_is_bounded_in_tokens_too(monkeypatch, context, win
 
 def test_a_smaller_stride_gives_more_context_and_the_same_values(model_folder, corpus_folder, tmp_path):
     for stride in (1, 48):
-        build_index(model_folder, Corpus([corpus_folder]), tmp_path / str(stride), stride=stride)
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / str(stride), stride=stride, check="none")
     np.testing.assert_array_equal(read(tmp_path / "1", "values.npy"), read(tmp_path / "48", "values.npy"))
     assert not np.array_equal(read(tmp_path / "1", "keys.npy"), read(tmp_path / "48", "keys.npy"))
     with pytest.raises(InvalidInput, match="stride"):
@@ -388,12 +388,12 @@ def shifted(request, corpus_folder, tokenizer, tmp_path):
 
 def test_keys_that_are_one_place_off_are_found_out(shifted):
     checkpoint, build = shifted
-    sound = check_keys(build(0).snapshot, checkpoint)
+    sound = check_keys(build(0, check="none").snapshot, checkpoint)
     assert sound.positions > 500
     assert (sound.found, sound.aligned) == (1.0, 1.0)
     assert sound.problems("store") == []
     for places in (1, -1):
-        broken = check_keys(build(places).snapshot, checkpoint)
+        broken = check_keys(build(places, check="none").snapshot, checkpoint)
         assert broken.aligned < 0.2
         assert any("before its value" in problem for problem in broken.problems("store"))
 
@@ -419,7 +419,7 @@ def test_an_index_that_loses_entries_is_found_out(store_folder, checkpoint, monk
 def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
     model_folder, corpus_folder, checkpoint, tmp_path
 ):
-    build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s")
+    build_index(checkpoint, Corpus([corpus_folder]), tmp_path / "s", check="none")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "doc-3.txt").write_text("Quite another text than before. " * 9)
     with pytest.raises(AlreadyExists, match="--replace"):
@@ -432,7 +432,7 @@ def test_replaced_documents_are_read_anew_and_the_compacted_store_is_measured(
         assert checkpoint.tokenizer.decode(store.snapshot.tokens("doc-3.txt").tolist()).startswith("Quite another")
         assert store.manifest.quality["recall"] == 1.0
         assert check_keys(store.snapshot, checkpoint).problems("store") == []
-    build_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "other")
+    build_index(checkpoint, Corpus([tmp_path / "new"]), tmp_path / "other", check="none")
     assert compact_index(tmp_path / "other").segments_before == 1
 
 
@@ -506,9 +506,9 @@ def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_b
 
 def test_documents_in_memory_are_built_and_added_as_files_are(model_folder, corpus_folder, tmp_path):
     documents = list(Corpus([corpus_folder]))
-    build_index(model_folder, documents[:-1], tmp_path / "memory")
-    add_to_index(model_folder, documents[-1:], tmp_path / "memory")
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "files")
+    build_index(model_folder, documents[:-1], tmp_path / "memory", check="none")
+    add_to_index(model_folder, documents[-1:], tmp_path / "memory", check="none")
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "files", check="none")
     with Datastore.open(tmp_path / "memory") as store:
         assert [document.id for document in store.snapshot.documents()] == [each.id for each in documents]
         stored = [
@@ -522,7 +522,7 @@ def test_documents_in_memory_are_built_and_added_as_files_are(model_folder, corp
 
 def test_a_store_inside_its_corpus_holds_what_one_outside_holds(model_folder, corpus_folder, tmp_path):
     notes = Path(shutil.copytree(corpus_folder, tmp_path / "notes"))
-    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "outside")
+    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "outside", check="none")
 
     def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
         if phase == "read" and done:
@@ -531,9 +531,9 @@ def test_a_store_inside_its_corpus_holds_what_one_outside_holds(model_folder, co
     with pytest.raises(Killed):
         build_index(model_folder, [notes], notes / "store", progress=kill)
     assert (notes / "store" / "building.json").exists()
-    report = build_index(model_folder, [notes], notes / "store")
+    report = build_index(model_folder, [notes], notes / "store", check="none")
     assert (report.documents, report.entries) == (whole.documents, whole.entries)
-    added = add_to_index(model_folder, Corpus([notes], hidden=True), notes / "store", replace=True)
+    added = add_to_index(model_folder, Corpus([notes], hidden=True), notes / "store", replace=True, check="none")
     assert (added.documents, added.entries) == (whole.documents, whole.entries)
     with Datastore.open(notes / "store") as inside, Datastore.open(tmp_path / "outside") as outside:
         stores = (inside.snapshot, outside.snapshot)

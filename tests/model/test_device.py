@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from decoders import ALL, make
+from decoders import ALL, make, sampled
 from fake_device import fake_device, fake_gpu, on_fake_gpu
 from texts import make_text
 
@@ -22,7 +22,7 @@ from memlm.model.files.checkpoint import load_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", sampled(ALL))
 def test_a_decoder_and_its_memories_stay_on_the_device(name):
     decoder = Decoder(ALL[name])
     with fake_device() as host, torch.inference_mode():

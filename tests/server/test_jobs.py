@@ -168,7 +168,7 @@ def test_a_datastore_is_built_served_extended_and_compacted(served, lm: Language
 
 def test_who_finds_the_datastore_being_written_to_waits(served) -> None:
     place, _, client = served
-    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
     with write_lock(place.folder_of(client, "docs")):
         job = client.datastores.add("docs", NEW)
         wait_until(lambda: job.progress().phase == "wait for another writer")
@@ -179,7 +179,7 @@ def test_who_finds_the_datastore_being_written_to_waits(served) -> None:
 def test_who_deletes_need_not_wait_for_a_job(served, tmp_path: Path) -> None:
     """And the job does not bring back what was deleted while it went on."""
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
     job, pid = place.halt(server, lambda: client.datastores.add("docs", Corpus([large(tmp_path / "more")])))
     client.datastores.delete_documents("docs", ["doc-1.txt"])
     os.kill(pid, signal.SIGCONT)
@@ -212,7 +212,7 @@ def test_a_request_id_means_one_operation(served) -> None:
 @pytest.mark.parametrize("kind", ["build", "add", "compact"])
 def test_a_cancelled_job_leaves_things_as_they_were(served, kind: str, tmp_path: Path) -> None:
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
     client.datastores.add("docs", NEW).result(PATIENCE_S)
     before, left = client.datastores.get("docs"), place.left("docs")
     start = {
@@ -252,7 +252,7 @@ def test_a_waiting_job_can_be_cancelled_and_waits_its_turn(served) -> None:
 def test_a_short_addition_does_not_wait_behind_a_long_job_on_another_datastore(served, tmp_path: Path) -> None:
     """Nor does it need an index worker of its own. It ends as any other."""
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
     long, pid = place.halt(server, lambda: client.datastores.build("long", str(place.corpus)))
     job = client.datastores.add("docs", NEW)
     report, info = job.result(PATIENCE_S), job.progress()
@@ -276,7 +276,7 @@ def test_what_may_not_overtake_says_that_it_waits(served, tmp_path: Path) -> Non
     """A large addition, and a short one to a datastore on which an earlier operation is to end first."""
     place, server, client = served
     for name in ("one", "two"):
-        client.datastores.build(name, str(place.corpus)).result(PATIENCE_S)
+        client.datastores.build(name, str(place.corpus), check="none").result(PATIENCE_S)
     first, pid = place.halt(server, lambda: client.datastores.add("one", Corpus([large(tmp_path / "first")])))
     waiting = [client.datastores.add("two", Corpus([large(tmp_path / "more")])), client.datastores.add("one", NEW)]
     for job in waiting:
@@ -356,7 +356,7 @@ def test_an_index_worker_that_keeps_dying_fails_its_job(place: Place) -> None:
 def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twice(place: Place, replace: bool) -> None:
     """As if the kill had come after the commit and before anybody was told. What was deleted since stays deleted."""
     with place.serve() as server, Client(server.address) as client:
-        client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+        client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
         job = client.datastores.add("docs", NEW, replace=replace)
         report = job.result(PATIENCE_S)
         deleted = client.datastores.delete_documents("docs", ["new-1"])
@@ -375,7 +375,7 @@ def test_an_addition_that_was_committed_before_its_process_died_is_not_done_twic
 def test_one_takes_the_others_place_while_streams_go_on(served) -> None:
     """Nobody who asks meanwhile is refused, and each answer is of the old one or of the new one."""
     place, server, client = served
-    client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+    client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
     old = client.datastores.get("docs")
     failures, num_calls, stop = list[BaseException](), [0], threading.Event()
 
@@ -433,7 +433,7 @@ def test_only_what_is_allowed_is_read(served, tmp_path: Path) -> None:
     link = place.corpus / "link.txt"
     link.symlink_to(secret)
     try:
-        report = client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+        report = client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
         assert client.operations.list()[0].skipped == 1
     finally:
         link.unlink()
@@ -449,7 +449,7 @@ def test_a_document_larger_than_a_message_is_sent_in_parts(served) -> None:
     with Client(server.address, max_message_bytes=limit) as small:
         assert len(long.text.encode()) > limit
         for name, sender in (("whole", client), ("parts", small)):
-            client.datastores.build(name, str(place.corpus)).result(PATIENCE_S)
+            client.datastores.build(name, str(place.corpus), check="none").result(PATIENCE_S)
             sender.datastores.add(name, [NEW[0], long, NEW[1]]).result(PATIENCE_S)
         added = client.datastores.add("whole", [long], replace=True, request_id="cut up or not")
         assert small.datastores.add("whole", [long], replace=True, request_id="cut up or not").name == added.name
@@ -491,7 +491,7 @@ def test_parts_of_an_upload_make_whole_documents(tmp_path: Path) -> None:
 
 def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
     with place.serve(options=("--upload-bytes", "4096")) as server, Client(server.address) as client:
-        client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+        client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
         with pytest.raises(NotFound, match="'other' is loaded"):
             client.datastores.add("other", NEW)
         with pytest.raises(InvalidInput, match="came twice"):
@@ -550,7 +550,7 @@ def test_a_server_without_a_folder_builds_nothing(server: RunningServer, client:
 
 def test_datastores_are_taken_in_and_out_of_service(place: Place, own_store: Path) -> None:
     with place.serve(own_store) as server, Client(server.address) as client:
-        client.datastores.build("docs", str(place.corpus)).result(PATIENCE_S)
+        client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
         path = client.datastores.get("docs").path
         assert {store.name for store in client.datastores.list()} == {"store", "docs"}
         with pytest.raises(AlreadyExists, match="is loaded already"):

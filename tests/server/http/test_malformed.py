@@ -130,8 +130,8 @@ def check(server: RunningServer, count: int) -> None:
         assert answer.status_code == 200
 
 
-def test_thousands_of_malformed_requests_are_no_fault_of_the_server(random_web: RunningServer) -> None:
-    check(random_web, 3000)
+def test_malformed_requests_are_no_fault_of_the_server(random_web: RunningServer) -> None:
+    check(random_web, 600)
 
 
 @pytest.mark.slow
