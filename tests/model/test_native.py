@@ -2,6 +2,7 @@
 
 import os
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -239,6 +240,21 @@ CONFIGS = {
 }
 
 
+def sampled_steps(*kinds: int | torch.dtype | Layout) -> list[Any]:
+    """Every configuration in 8 bits, and one in other kinds too, by every instruction set. Of other configurations than
+    that one all but one set is `exhaustive`, in turn.
+    """
+    cases = [*((name, 8) for name in CONFIGS), *(("llama", kind) for kind in kinds)]
+    sets = native.instruction_sets()
+    return [
+        pytest.param(
+            each, name, kind, marks=[] if name == "llama" or turn % len(sets) == place else pytest.mark.exhaustive
+        )
+        for turn, (name, kind) in enumerate(cases)
+        for place, each in enumerate(sets)
+    ]
+
+
 def make(name: str, kind: int | torch.dtype | Layout = 8) -> Decoder:
     torch.manual_seed(3)
     decoder = Decoder(ModelConfig(**{**SHAPE, **CONFIGS[name]})).eval()
@@ -261,10 +277,7 @@ def packed(weight_OI: Tensor, kind: torch.dtype | Layout) -> PanelWeight:
 
 
 @needs_library
-@pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize(
-    ("name", "kind"), [*((name, 8) for name in CONFIGS), *(("llama", kind) for kind in (4, *PLAIN_DTYPES))]
-)
+@pytest.mark.parametrize(("instructions", "name", "kind"), sampled_steps(4, *PLAIN_DTYPES))
 def test_native_steps_equal_steps_in_torch(name, kind, instructions):
     """Rows of different lengths: their prompts at once, then one token at a time in one batch."""
     decoder = make(name, kind)
@@ -300,10 +313,7 @@ PASSES = [(1, 9, 17), (5, 0, 1), (2, 16, 3), (0, 1, 8), (4, 4, 4), (1, 1, 1), (1
 
 
 @needs_library
-@pytest.mark.parametrize("instructions", native.instruction_sets())
-@pytest.mark.parametrize(
-    ("name", "kind"), [*((name, 8) for name in CONFIGS), *(("llama", kind) for kind in (*Layout, *PLAIN_DTYPES))]
-)
+@pytest.mark.parametrize(("instructions", "name", "kind"), sampled_steps(*Layout, *PLAIN_DTYPES))
 def test_a_token_has_the_same_bits_however_many_are_read_with_it(name, kind, instructions):
     """Its hidden state, key and log-probabilities, and its places in the cache: by itself, and in ragged passes."""
     decoder = make(name, kind)
