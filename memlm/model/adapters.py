@@ -203,7 +203,7 @@ class Adapter(nn.Module):
 def new_adapter(spec: AdapterSpec, decoder: Decoder, parts: Mapping[str, Sequence[Part]]) -> Adapter:
     """Returns an adapter that changes nothing yet. Seed torch before.
 
-    `parts` are those of each linear layer of the blocks (`memlm.model.adapter_names`). Raises InvalidInput, with the
+    `parts` are those of each linear layer of the blocks (`AdapterNames.parts`). Raises InvalidInput, with the
     names there are, for a target that the model lacks.
     """
     linears = {name: linear for name, linear in decoder.named_modules() if name in parts}
