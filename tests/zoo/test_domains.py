@@ -23,6 +23,7 @@ from memlm.model.state.pool import StatePool
 from memlm.server.config import ServerConfig
 from memlm.server.inference.startup import _load_model
 from memlm.training.config import TrainConfig
+from memlm.training.recipe import recipe_of
 from memlm.training.train import train
 from memlm.zoo.demix.domains import (
     Domains,
@@ -250,6 +251,8 @@ def test_what_has_no_meaning_is_refused(domains, tmp_path):
     with pytest.raises(InvalidInput, match="leave --valid out"):
         train(corpus, out, settings_of(), valid=corpus)
     assert not out.exists()
+    with pytest.raises(InvalidInput, match="domain and retro learn in ways of their own"):
+        recipe_of(TINY, replace(CONFIG, cross="retro"))
     for names in ((), ("a", "a"), ("",), (3,)):
         with pytest.raises(InvalidInput, match="names of the domains"):
             Domains(names)
