@@ -188,6 +188,15 @@ def test_the_generated_code_is_fresh(tmp_path):
         assert committed.read_bytes() == file.read_bytes(), f"{committed.name} is stale: run `make proto`"
 
 
+@pytest.mark.packaging
+def test_a_compiler_needs_the_descriptor_set_alone(tmp_path):
+    """As other languages generate their code from a checkout, without the protos of googleapis."""
+    files = [path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"--descriptor_set_in={ROOT / 'proto' / 'memlm.binpb'}"]
+    subprocess.run([*command, f"--python_out={tmp_path}", *files], cwd=tmp_path, check=True)
+    assert len(list(tmp_path.rglob("*_pb2.py"))) == len(files)
+
+
 def test_the_synchronous_client_is_fresh():
     spec = importlib.util.spec_from_file_location("generate_sync", ROOT / "tools" / "generate_sync.py")
     generator = importlib.util.module_from_spec(spec)
