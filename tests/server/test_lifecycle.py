@@ -18,7 +18,17 @@ import pytest
 from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from running import PATIENCE_S, RunningServer, cpu_seconds, family_of, forker_of, is_alive, wait_until, wait_until_idle
+from running import (
+    PATIENCE_S,
+    RunningServer,
+    cpu_seconds,
+    family_of,
+    forker_of,
+    is_alive,
+    refusal_of,
+    wait_until,
+    wait_until_idle,
+)
 
 from memlm.api.generation import FinishReason
 from memlm.api.handles import TokenStream
@@ -122,7 +132,7 @@ def test_sigterm_lets_running_requests_finish(tmp_path: Path, long_model: Path) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_stops_soon(tmp_path: Path, model_folder: Path, number: signal.Signals) -> None:
-    with RunningServer(tmp_path / "log", model_folder, forked=False) as server:
+    with RunningServer(tmp_path / "log", model_folder, forked=number is signal.SIGINT) as server:
         begin_s = time.monotonic()
         assert server.stop(number) == 0
         assert time.monotonic() - begin_s < 10  # not the 30 s that it gives to streams
@@ -293,34 +303,27 @@ def test_who_deletes_need_not_wait_until_another_datastore_is_open(
             loading.result(PATIENCE_S)
 
 
-def run_serve(*options: str, model: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memlm", "serve", "--model", str(model), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
 def test_a_port_in_use_is_told_in_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        ended = run_serve("--port", port, model=tmp_path / "there-is-no-model")
-    assert ended.returncode == 1
-    assert f"127.0.0.1:{port} (Address already in use)" in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+        said = refusal_of(tmp_path / "log", "--port", port, "--model", str(tmp_path / "there-is-no-model"))
+    assert f"127.0.0.1:{port} (Address already in use)" in said
+    assert len(said.strip().splitlines()) == 1, said
 
 
-def test_two_servers_do_not_share_a_port(server: RunningServer, model_folder: Path) -> None:
+def test_two_servers_do_not_share_a_port(server: RunningServer, model_folder: Path, tmp_path: Path) -> None:
     """gRPC would let them by default, each getting some of the requests."""
-    ended = run_serve("--port", server.address.split(":")[1], model=model_folder)
-    assert ended.returncode == 1
-    assert "Address already in use" in ended.stderr
+    port = server.address.split(":")[1]
+    said = refusal_of(tmp_path / "log", "--port", port, "--model", str(model_folder))
+    assert "Address already in use" in said
 
 
 def test_what_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
-    ended = run_serve("--port", "0", model=tmp_path / "nowhere")
-    assert ended.returncode == 1
-    assert "no model at" in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    said = refusal_of(tmp_path / "log", "--port", "0", "--model", str(tmp_path / "nowhere"))
+    assert "no model at" in said
+    assert len(said.strip().splitlines()) == 1, said
 
 
 def test_a_signal_while_loading_ends_it(tmp_path: Path, long_model: Path) -> None:

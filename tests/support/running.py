@@ -36,6 +36,13 @@ def server_forker() -> ServerForker:
     return ServerForker()
 
 
+def refusal_of(log: Path, *arguments: str, first: str = "pass") -> str:
+    """What `memlm serve` says before it ends with the exit code 1. It is forked, as a `RunningServer` is."""
+    process = server_forker().start(["serve", *arguments], log, first)
+    assert process.wait(PATIENCE_S) == 1
+    return log.read_text()
+
+
 class RunningServer:
     """`memlm serve` on a free port; leaving the block ends it, and fails where a process of it is left.
 

@@ -3,8 +3,6 @@
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from running import PATIENCE_S, RunningServer, wait_until
+from running import PATIENCE_S, RunningServer, refusal_of, wait_until
 
 LONG = {"model": "long", "prompt": "the", "temperature": 0, "max_tokens": 30_000, "stream": True}
 
@@ -105,21 +103,18 @@ def test_clients_that_never_end_their_heads_are_disconnected(model_folder: Path,
         assert time.monotonic() - begin_s >= 0.9
 
 
-def test_an_address_that_is_taken_is_refused_before_the_model_loads(model_folder: Path) -> None:
+def test_an_address_that_is_taken_is_refused_before_the_model_loads(model_folder: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "memlm", "serve", "--model", str(model_folder), "--port", "0"]
-        ended = subprocess.run([*command, "--http-port", str(port)], capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert f"cannot serve HTTP at 127.0.0.1:{port}" in ended.stderr
-    assert "Traceback" not in ended.stderr
+        options = ("--model", str(model_folder), "--port", "0", "--http-port", str(port))
+        said = refusal_of(tmp_path / "log", *options)
+    assert f"cannot serve HTTP at 127.0.0.1:{port}" in said
+    assert "Traceback" not in said
 
 
-def test_without_the_extra_the_server_names_the_command(model_folder: Path) -> None:
-    code = "import sys; sys.modules['uvicorn'] = None; from memlm.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "--model", str(model_folder), "--http-port", "0"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
-    assert "HTTP needs uvicorn, which is not installed; pip install 'memlm[http]'" in ended.stderr
+def test_without_the_extra_the_server_names_the_command(model_folder: Path, tmp_path: Path) -> None:
+    lacking = "import sys; sys.modules['uvicorn'] = None"
+    said = refusal_of(tmp_path / "log", "--model", str(model_folder), "--http-port", "0", first=lacking)
+    assert "HTTP needs uvicorn, which is not installed; pip install 'memlm[http]'" in said
