@@ -376,7 +376,9 @@ def test_a_system_without_the_idle_class_says_so(tmp_path: Path, monkeypatch: py
 def test_threads_of_the_servers_processes_spin_briefly_unless_told_otherwise(environment, spins, tmp_path):
     """Another process on their core would else be waited for at every product. TMPDIR is too long for a socket."""
     script = (
-        "from memlm.server.processes import process_context; context = process_context()\n"
+        "from memlm.server import processes\n"
+        "processes.PRELOADED = 'os'  # and not torch, which takes seconds\n"
+        "context = processes.process_context()\n"
         "code = 'import os; print(os.getenv(\"GOMP_SPINCOUNT\"), flush=True)'\n"
         "if __name__ == '__main__':\n"
         "    child = context.Process(target=exec, args=(code,)); child.start(); child.join()"
