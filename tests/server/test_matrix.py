@@ -51,7 +51,7 @@ class Ground:
             session = client.session().name
             for call in CALLS.values():  # allocators and pools grow to their size, once
                 with Client(self.server.address, timeout_s=1.0) as hasty, suppress(*BROKEN_OFF):
-                    timer = threading.Timer(2.0, hasty.close)  # some ask 200 times
+                    timer = threading.Timer(2.0, hasty.close)  # some ask 40 times
                     timer.start()
                     call(hasty, self, session)
                 timer.cancel()
@@ -128,11 +128,11 @@ CALLS: dict[str, Callable[[Client, Ground, str], Any]] = {
     "Generate": lambda client, ground, session: list(client.generate("a", temperature=0, session=session)),
     "Chat": lambda client, ground, session: list(client.chat("a", temperature=0, session=session)),
     "Answer": lambda client, ground, session: client.answer("memory", temperature=0, store="docs", mixture=True),
-    "FindPassages": lambda client, ground, session: [client.find_passages(LONG_TEXT[:9000]) for _ in range(200)],
+    "FindPassages": lambda client, ground, session: [client.find_passages(LONG_TEXT[:9000]) for _ in range(40)],
     "Score": lambda client, ground, session: client.score(LONG_TEXT * 20),
     "AppendToSession": lambda client, ground, session: client.append_to_session(session, LONG_TEXT[:60_000]),
     "AddDocuments": lambda client, ground, session: client.datastores.add("docs", slow_documents()),
-    "Search": lambda client, ground, session: [client.search("docs", LONG_TEXT, k=64) for _ in range(200)],
+    "Search": lambda client, ground, session: [client.search("docs", LONG_TEXT, k=64) for _ in range(40)],
     "Trace": lambda client, ground, session: [client.trace(LONG_TEXT, "docs") for _ in range(10)],
     "BuildDatastore": lambda client, ground, session: built_and_stopped(client, ground),
 }
