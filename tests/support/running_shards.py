@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 from random_stores import Corpus, add, build
-from running import RunningServer, wait_until
+from running import RunningServer, server_forker, wait_until
+from server_forkserver import ForkedServer
 
 from memlm.client.client import Client
 from memlm.distributed.shard_server import ShardSegments, ShardServer
@@ -61,26 +62,24 @@ def assert_same(found: Neighbors, expected: Neighbors) -> None:
 
 
 class ShardProcess:
-    """`memlm shard` in a process of its own, which `first` may start elsewhere."""
+    """`memlm shard` in a process of its own, forked as servers are. `first` may start the command itself elsewhere."""
 
     def __init__(self, store: Path, shard: str, listen: str, log: Path, first: Sequence[str] = ()) -> None:
-        self._command = [
-            *first,
-            sys.executable,
-            "-c",
-            "from memlm.cli import main; main()",
-            "shard",
-            str(store),
-            "--shard",
-            shard,
-        ]
+        self._first, self._words = first, ["shard", str(store), "--shard", shard]
         self._listen, self._log = listen, log
+        self.process: subprocess.Popen[bytes] | ForkedServer
         self.start()
 
     def start(self) -> None:
         """Starts it, also anew at its address."""
-        with self._log.open("w") as file:
-            self.process = subprocess.Popen([*self._command, "--listen", self._listen], stdout=file, stderr=file)
+        words = [*self._words, "--listen", self._listen]
+        if self._first:
+            command = [*self._first, sys.executable, "-c", "from memlm.cli import main; main()"]
+            with self._log.open("w") as file:
+                self.process = subprocess.Popen([*command, *words], stdout=file, stderr=file)
+        else:
+            self._log.write_bytes(b"")  # of a process before it, the address would be read
+            self.process = server_forker().start(words, self._log, "pass")
         wait_until(lambda: "entries at" in self._log.read_text() or self.process.poll() is not None)
         assert self.process.poll() is None, self._log.read_text()
         self._listen = self.address = self._log.read_text().split("entries at", 1)[1].split()[0]
