@@ -62,7 +62,6 @@ FLOORS = (
     "zoo",
     "bench",
     "cli",
-    "zoo.commands",
     "__main__",
 )
 FACES = {"memlm", "memlm.index", "memlm.server"}  # their names are loaded when they are first used

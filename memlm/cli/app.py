@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from memlm.base.plugins import load, registered
 from memlm.cli import bench, models
 from memlm.cli.ask.answer import answer
 from memlm.cli.ask.chat import chat
@@ -49,8 +48,6 @@ app.add_typer(index.app, name="index")
 app.add_typer(client.app, name="client")
 app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
-for group, path in registered("memlm.commands").items():  # of the zoo, and of other packages
-    app.add_typer(load(path), name=group)
 
 
 def _print_version(requested: bool) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from memlm.api.params import RetrievalParams
 from memlm.base.figures import figure
@@ -13,10 +11,6 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, print_table, table
 from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.cli.terminal.interruption import on_interrupt, this_command
-
-if TYPE_CHECKING:
-    from memlm.data.corpus import Corpus
-    from memlm.language_model import LanguageModel
 
 
 @with_fields(leave_out=("use_store",))
@@ -37,24 +31,12 @@ def evaluate(
     Perplexity per word counts a line end as one more word, as papers on WikiText do.
     """
     documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
-
-    def opened() -> LanguageModel:
-        from memlm.language_model import load
-
-        return load(model, store or (), dtype=dtype, device=device)
-
-    print_evaluation(opened, documents, json=json, **retrieval)
-
-
-def print_evaluation(
-    opened: Callable[[], AbstractContextManager[LanguageModel]], documents: Corpus, *, json: bool, **retrieval: Any
-) -> None:
-    """Scores documents by a model that is opened first, and prints the figures."""
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         from memlm.evaluation import evaluate as run
+        from memlm.language_model import load
 
-        with opened() as lm:
+        with load(model, store or (), dtype=dtype, device=device) as lm:
             evaluation = run(lm, documents, progress=progress, **retrieval)
     if json:
         emit_json({**_figures(evaluation.total), "texts": {name: _figures(s) for name, s in evaluation.texts.items()}})

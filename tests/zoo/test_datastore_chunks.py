@@ -274,7 +274,7 @@ def test_drafts_sessions_and_batches_give_the_same_text(store, retro_folder):
         assert ids_of(lm.generate("", session=forked, drafts=4, **options).result()) == expected
 
 
-def test_commands_train_score_and_generate_with_a_store(store, model_folder, corpus_folder, tmp_path):
+def test_a_model_that_the_command_trained_reads_its_store(store, model_folder, corpus_folder, tmp_path):
     def run(*command: object) -> str:
         result = CliRunner().invoke(app, [str(each) for each in command])
         assert result.exit_code == 0, result.output
@@ -289,16 +289,11 @@ def test_commands_train_score_and_generate_with_a_store(store, model_folder, cor
         "train", corpus_folder, "--init-from", model_folder, "--config", tmp_path / "retro.toml", "--steps", 8,
         "--out", model,
     )  # fmt: skip
-    text = corpus_folder / "doc-5.txt"
-    figures = [
-        json.loads(run("zoo", "eval", text, "--model", model, *given, "--json"))["bits_per_byte"]
-        for given in ((), ("--chunk-store", store))
-    ]
-    assert figures[0] != figures[1]
-    command = ("zoo", "generate", "the page of the memory", "--model", model, "-n", 24, "-t", 0, "--json")
-    texts = [json.loads(run(*command, *given))["text"] for given in ((), ("--chunk-store", store))]
-    with load(model) as lm, read_chunks(lm, store):
-        assert texts[1] == lm.generate("the page of the memory", max_tokens=24, temperature=0).result().text
+    text = (corpus_folder / "doc-5.txt").read_text()
+    with load(model) as lm:
+        alone = lm.score(text).bits_per_byte
+        with read_chunks(lm, store):
+            assert lm.score(text).bits_per_byte != alone
 
 
 def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro_folder, corpus_folder, tmp_path):

@@ -1,6 +1,5 @@
 """Experts of domains: rows by their labels, learning by command, copies, and the posterior over domains (DEMix)."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -148,19 +147,17 @@ def run(*command: object) -> str:
     return result.output
 
 
-def test_commands_fix_a_domain_and_mix_them(folder, corpus_folder):
-    text, prompt = corpus_folder / "doc-5.txt", ("the page of the memory", "-n", 16, "-t", 0, "--json")
+def test_a_fixed_domain_is_the_model_of_it_alone(folder, corpus_folder):
+    text, prompt = (corpus_folder / "doc-5.txt").read_text(), "the page of the memory"
     for name in NAMES:
-        given = [("--model", folder / "all", "--domain", name), ("--model", folder / name)]
-        figures = [json.loads(run("zoo", "eval", text, *each, "--json"))["bits_per_byte"] for each in given]
-        assert figures[0] == pytest.approx(figures[1], rel=1e-6)
-        texts = [json.loads(run("zoo", "generate", *prompt, *each))["text"] for each in given]
-        assert texts[0] == texts[1]
-    mixed = json.loads(run("zoo", "generate", *prompt, "--model", folder / "all", "--mix-domains"))["text"]
-    expected = ModelMixture([folder / name for name in NAMES]).generate(prompt[0], max_tokens=16, temperature=0)
-    assert mixed == expected.result().text
-    result = CliRunner().invoke(app, ["zoo", "generate", "a", "--model", str(folder / "books"), "--mix-domains"])
-    assert result.exit_code == 2
+        with load(folder / "all") as lm, load(folder / name) as alone:
+            fix_domain(lm, name)
+            assert lm.score(text).bits_per_byte == pytest.approx(alone.score(text).bits_per_byte, rel=1e-6)
+            drawn = [each.generate(prompt, max_tokens=16, temperature=0).result().text for each in (lm, alone)]
+        assert drawn[0] == drawn[1]
+
+
+def test_a_server_refuses_experts_of_domains(folder):
     with pytest.raises(Incompatible, match="a server chooses none"):
         _load_model(
             ServerConfig(model=folder / "all"), {}, 0, may_fail=(), on_lost=lambda store, ids: None,
@@ -196,13 +193,12 @@ def test_each_path_of_the_corpus_is_a_domain_that_its_experts_learn(domains, tmp
         "train", domains / "up", domains / "down", "--config", tmp_path / "demix.toml", "--steps", 150, "--out", model,
         "--batch-size", 4,
     )  # fmt: skip
-    bits = {
-        (text, name): json.loads(
-            run("zoo", "eval", domains / text / "0.txt", "--model", model, "--domain", name, "--json")
-        )["bits_per_byte"]
-        for text in ("up", "down")
-        for name in ("up", "down")
-    }
+    bits = {}
+    for name in ("up", "down"):
+        with load(model) as lm:
+            fix_domain(lm, name)
+            for text in ("up", "down"):
+                bits[text, name] = lm.score((domains / text / "0.txt").read_text()).bits_per_byte
     assert bits["up", "up"] < bits["up", "down"] - 0.5
     assert bits["down", "down"] < bits["down", "up"] - 0.5
     mixture = ModelMixture([model])

@@ -1,6 +1,5 @@
 """A mixture of models: the posterior over the whole text, its priors, and the mean of parameters."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -190,33 +189,8 @@ def test_options_of_datastores_are_refused_and_a_stream_that_is_closed_early_cha
     assert mixture.prior == mixture.posterior == (1 / 3,) * 3
 
 
-def test_the_commands(folders, tmp_path):
+def test_the_command_averages(folders, tmp_path):
     runner = CliRunner()
-    mixed = ["--model", str(folders[1]), "--model", str(folders[2]), "--top", "2"]
-    drawn = [
-        "zoo",
-        "generate",
-        "the memory of",
-        "--model",
-        str(folders[0]),
-        "--temperature",
-        "0",
-        "--max-tokens",
-        "6",
-        "--json",
-    ]
-    result = runner.invoke(app, [*drawn, *mixed])
-    assert result.exit_code == 0, result.output
-    expected = ModelMixture(folders, top=2).generate("the memory of", temperature=0.0, max_tokens=6).result()
-    assert json.loads(result.output)["text"].endswith(expected.text)
-    for wrong, message in (
-        ([*mixed, "--chunk-store", str(tmp_path)], "goes with neither"),
-        ([*mixed, "--domain", "books"], "goes with neither"),
-        (["--top", "2"], "give more as --model"),
-    ):
-        result = runner.invoke(app, [*drawn, *wrong])
-        assert result.exit_code != 0
-        assert message in f"{result.output} {result.exception}"
     result = runner.invoke(
         app, ["models", "average", *map(str, folders), "--weights", "1,1,2", "--out", str(tmp_path / "mean")]
     )

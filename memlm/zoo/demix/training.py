@@ -36,7 +36,7 @@ class DomainRecipe(Recipe):
             )
         if valid is not None:
             raise InvalidInput(
-                "held-out text has no domain; leave --valid out, and score with `memlm zoo eval --domain`",
+                "held-out text has no domain; leave --valid out, and score with `fix_domain`",
                 field="valid",
             )
 
