@@ -78,26 +78,12 @@ def test_stopping_it_early_leaves_no_file_and_no_process(reader, tmp_path, numbe
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see what is left behind")
-@pytest.mark.parametrize("words", ["entries of", "2. Tune it", "3. Serve it", "4. Teach it", "Adding", "After"])
+@pytest.mark.parametrize("words", ["entries of", "2. Tune it", "3. Serve it", "4. Teach it"])
 def test_stopping_it_at_any_step_leaves_no_file_and_no_process(reader, tmp_path, words):
     code, rest = stop_when(words, signal.SIGINT, tmp_path, "--model", str(reader))
     assert code == 130
     assert "Traceback" not in rest
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_the_whole_demo_is_twice_alike_and_forgets_what_it_learned(reader, tmp_path):
-    reports = []
-    for _ in range(2):
-        command = [*COMMAND, "--model", str(reader), "--json", "--overwrite"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        reports.append(json.loads(done.stdout))
-    first, again = reports
-    for name in ("score", "before", "taught", "forgotten"):
-        assert first[name] == again[name]
-    assert first["score"]["knn"]["nll"] < first["score"]["base"]["nll"]
-    assert first["taught"]["probability"] != first["before"]["probability"] == first["forgotten"]["probability"]
 
 
 @pytest.mark.slow
