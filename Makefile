@@ -21,9 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## run the main job on a pretrained model and show the result (two to five minutes)
 	$(BIN)/memlm demo --out build/demo --overwrite
 
-# Two processes: the tests of one file stay together as long as both have work (worksteal), so that what a module's
-# tests share is made once.
-PYTEST := PYTHONUTF8=1 $(BIN)/pytest -n 2 --dist worksteal
+# Four processes: on two cores, tests of servers wait for half of their time. The tests of one file stay together as long
+# as all have work (worksteal), so that what a module's tests share is made once.
+PYTEST := PYTHONUTF8=1 $(BIN)/pytest -n 4 --dist worksteal
 
 test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
 	@echo "This takes five to eleven minutes on two idle cores. The end lists what was skipped, and why."
@@ -35,7 +35,7 @@ test-rest: $(STAMP)  ## run the crash and the packaging tests
 test-all: $(STAMP)  ## run every test, the exhaustive grid, the slow ones and those of benchmarks/ included
 	$(PYTEST)
 
-SHAPED := memlm.index,memlm.model,memlm.retrieval
+SHAPED := memlm.index,memlm.model,memlm.retrieval,memlm.zoo.shapes
 test-shapes: $(STAMP)  ## run the unit tests, and check types and shapes in every call (twice as slow)
 	$(PYTEST) -m unit --jaxtyping-packages=$(SHAPED),shapes.typechecked
 
