@@ -42,7 +42,7 @@ class Likeliest(NamedTuple):
 def likeliest(
     decoder: Decoder, hidden_ND: Float[Tensor, "N D"], found: RetrievalResult | None, number: int
 ) -> Likeliest:
-    """The `number` likeliest tokens after each hidden state, mixed with what was `found` for it."""
+    """The `number` likeliest tokens after each hidden state, mixed with the neighbors `found` for it."""
     ids, logprobs = list[np.ndarray](), list[np.ndarray]()
     for begin in range(0, len(hidden_ND), ROWS):
         rows = range(begin, min(begin + ROWS, len(hidden_ND)))

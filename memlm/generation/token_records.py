@@ -1,4 +1,4 @@
-"""What an answer tells of a token: its bytes and probabilities, likelier ones, and the neighbors that spoke."""
+"""The record of a token in an answer: its bytes and probabilities, likelier ones, and the neighbors that spoke."""
 
 from __future__ import annotations
 

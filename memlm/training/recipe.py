@@ -1,4 +1,4 @@
-"""How a model learns: what its corpus has to be, which tokens a step reads, and what the decoder reads beside them.
+"""How a model learns: the form of its corpus, the tokens of a step, and other inputs of the decoder.
 
 The recipe of plain models and of models with memory is here. A part of a decoder may name another (`Part.recipe`).
 """

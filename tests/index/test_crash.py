@@ -197,7 +197,9 @@ def test_a_killed_process_leaves_what_was_checkpointed_and_no_lock(corpus, tmp_p
         "fill(writer, Corpus(1), stop_after=6)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "s", Path(__file__).parents[1]], cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "s", Path(__file__).parents[1] / "support"], cwd=tmp_path
+    )
     assert done.returncode == -signal.SIGKILL
     with StoreWriter.create(tmp_path / "s", spec(IVF)) as writer:
         assert writer.num_resumed_entries == corpus.sizes[:6].sum()

@@ -537,7 +537,9 @@ def test_a_read_only_file_system_is_named_with_what_to_do(tmp_path: Path) -> Non
     if shutil.which("unshare") is None or subprocess.run([*in_namespace, mount, live], capture_output=True).returncode:
         pytest.skip("needs the right to mount in a namespace of its own")
     command = [*in_namespace, f'{mount} && exec "$@"', live, sys.executable, "-c", READ_ONLY, live]
-    done = subprocess.run([*command, Path(__file__).parents[1]], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, Path(__file__).parents[1] / "support"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == ("refused\n", "")
     assert issubclass(NotWritable, MemlmError)
     assert np.array_equal(sorted(names(live)), sorted(A.names))

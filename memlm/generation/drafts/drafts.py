@@ -1,4 +1,4 @@
-"""The drafts of one text: what its sources propose, what the next pass reads of it, and what came of it."""
+"""The drafts of one text: proposals of its sources, their part in the next pass, and their success."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Drafts:
 
     @property
     def usages(self) -> tuple[DraftUsage, ...]:
-        """What came of the drafts of each source."""
+        """The success of the drafts of each source."""
         return tuple(DraftUsage(source.value, *counts) for source, counts in sorted(self._counts.items()))
 
     def propose(self, room: int) -> list[float]:

@@ -1,1 +1,1 @@
-"""Attention: what a token sees, and memories of what it no longer sees."""
+"""Attention: the places that a token sees, and memories of those beyond them."""
