@@ -45,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(hub.cleanup)
         os.environ["HF_HOME"] = hub.name
     if "PYTEST_XDIST_WORKER" in os.environ:
-        torch.set_num_threads(1)  # one process a core; threads that spin for each other would halve the speed
+        torch.set_num_threads(1)  # more processes than cores: threads that spin for each other would halve the speed
+        os.environ["OMP_NUM_THREADS"] = "1"  # the same of processes that tests start
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # by a shell that started the tests in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # else the processes of the tests would ignore it too
 
