@@ -25,8 +25,8 @@ demo: $(STAMP)  ## run the main job on a pretrained model and show the result (t
 # as all have work (worksteal), so that what a module's tests share is made once.
 PYTEST := PYTHONUTF8=1 $(BIN)/pytest -n 4 --dist worksteal
 
-test: $(STAMP)  ## run the unit and the server tests (five to eleven minutes on two idle cores)
-	@echo "This takes five to eleven minutes on two idle cores. The end lists what was skipped, and why."
+test: $(STAMP)  ## run the unit and the server tests (about fifteen minutes on two idle cores)
+	@echo "This takes about fifteen minutes on two idle cores. The end lists what was skipped, and why."
 	$(PYTEST) -m "not (crash or packaging or exhaustive or slow or cluster or benchmarks)"
 
 test-rest: $(STAMP)  ## run the crash and the packaging tests
