@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each test that carries no tier's mark the tier of its module: `server` where that starts servers."""
     for item in items:
-        if "benchmarks" in item.path.parts[:-1]:
+        if item.path.is_relative_to(Path(__file__).parent / "benchmarks"):
             item.add_marker(pytest.mark.benchmarks)
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             item.add_marker(pytest.mark.server if starts_servers(item) else pytest.mark.unit)

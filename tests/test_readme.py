@@ -1,4 +1,4 @@
-"""The blocks of the pages that people learn from, run as they stand but for the ports (`tests/document_blocks.py`).
+"""The blocks of the pages that people learn from, run as they stand but for the ports (`support/document_blocks.py`).
 
 README and the tutorial (slow: a minute or two) run with the model that they name, and their blocks print the promised
 texts. All pages run with a tiny model of the same name too, which no machine has to install.

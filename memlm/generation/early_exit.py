@@ -4,7 +4,7 @@ Calibration tests thresholds from the strictest down: do greedy texts differ fro
 of their tokens? The last threshold before the first failure holds with probability `1 - epsilon` for any distribution
 of texts (Learn then Test, fixed-sequence testing). The model's folder keeps it.
 
-Experimental: on the small models measured, no threshold or hardly any layer could be saved (log, 2026-11-22).
+Experimental: on the small models measured, no threshold or hardly any layer could be saved (benchmarks/log).
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ from memlm.model import Decoder, DecoderState
 from memlm.model.files.checkpoint import Checkpoint
 
 BATCH_TOKENS = 1024  # what lies between two layers of a narrow model fits into a core's cache
-GPU_BATCH_TOKENS = 8192  # four times as fast as 1,024 on an H100, and 65,536 hardly more (log, 2026-11-26-gpu)
+GPU_BATCH_TOKENS = 8192  # four times as fast as 1,024 on an H100, and 65,536 hardly more (benchmarks/log, gpu)
 PASS_TOKENS = 1024  # of a longer window that takes turns with other work
 PIECE_TOKENS = 256  # of a window whose keys take turns with a batch of generations, as long as a piece of a prompt
-DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (log, 2026-11-25-windows)
+DEFAULT_WINDOW = 1024  # tokens; in longer ones short prompts find their text less often (benchmarks/log, windows)
 LOGITS_ROWS = 1024  # positions with their log-probabilities over the vocabulary in RAM at once
 
 _T = TypeVar("_T")

@@ -294,6 +294,7 @@ def test_a_model_that_the_command_trained_reads_its_store(store, model_folder, c
         alone = lm.score(text).bits_per_byte
         with read_chunks(lm, store):
             assert lm.score(text).bits_per_byte != alone
+        assert lm.score(text).bits_per_byte == alone
 
 
 def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro_folder, corpus_folder, tmp_path):

@@ -43,7 +43,8 @@ class Domains(Part):
     is_exact: ClassVar[bool] = False  # a product over other rows rounds otherwise
     recipe: ClassVar[str] = "memlm.zoo.demix.training:DomainRecipe"
     unserved: ClassVar[str] = (
-        "has experts of domains, and a server chooses none; use it in process (`fix_domain`), or serve a model without"
+        "has experts of domains, and a server chooses none; use it in process"
+        " (`memlm.zoo.demix.domains.fix_domain`), or serve a model without"
     )
 
     names: tuple[str, ...] = ("first", "second")

@@ -36,7 +36,7 @@ class DomainRecipe(Recipe):
             )
         if valid is not None:
             raise InvalidInput(
-                "held-out text has no domain; leave --valid out, and score with `fix_domain`",
+                "held-out text has no domain; leave --valid out, and score with `memlm.zoo.demix.domains.fix_domain`",
                 field="valid",
             )
 

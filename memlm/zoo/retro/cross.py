@@ -59,8 +59,8 @@ class Retro(Part):
     needs_tokens: ClassVar[bool] = True
     recipe: ClassVar[str] = "memlm.zoo.retro.training:RetroRecipe"
     unserved: ClassVar[str] = (
-        "reads a chunk store by its cross retro, and a server gives it none; use it in process (`read_chunks`),"
-        " or serve the model that it was made of"
+        "reads a chunk store by its cross retro, and a server gives it none; use it in process"
+        " (`memlm.zoo.retro.datastore_chunks.read_chunks`), or serve the model that it was made of"
     )
 
     layers: tuple[int, ...] = ()

@@ -83,6 +83,7 @@ class DatastoreChunks:
                 "a chunk store is read by a model with the cross retro, and this one has none; leave it out",
                 field="chunk_store",
             )
+        self._cross = decoder.cross
         self._part, self._leaves_out_own = decoder.cross.part, leaves_out_own
         self._embed, self._lock = TokenMeans(decoder), threading.Lock()
         self._segments = dict[object, SegmentChunks]()
@@ -113,7 +114,9 @@ class DatastoreChunks:
         return store(chunk_Nm)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files. The decoder reads no chunks then."""
+        if self._cross.neighbors is self:
+            self._cross.neighbors = None
         for chunks in self._segments.values():
             chunks.close()
         self._datastore.close()
