@@ -1,6 +1,5 @@
 """Faiss factory strings that a store may be built with, and the limits of their numbers.
 
-    none
     Flat
     [OPQ<m>[_<width>], | PCA<width>, | PCAR<width>,] IVF<lists>[_HNSW[<links>]], <codes>
     codes: Flat, SQ4, SQ6, SQ8, SQfp16, RaBitQ, PQ<m>[x<bits>]
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 from memlm.errors import InvalidInput
 
 FLAT = "Flat"
-NO_INDEX = "none"  # of a store that has no keys, and is never searched for neighbors
+NO_INDEX = "none"  # of entries that have no keys
 MAX_LISTS = 1 << 20
 MAX_LINKS = 256  # of a node of HNSW; Faiss takes 32 if none are given
 MAX_CODE_BITS = 12  # a product quantizer has 2^bits centroids over the whole width
 MAX_SUBSPACES = 4096
 MAX_WIDTH = 1 << 16
 SUPPORTED = (
-    "auto, none, Flat, or IVF<lists>,<codes> with the codes Flat, SQ4, SQ6, SQ8, SQfp16, RaBitQ, PQ<m> or PQ<m>x<bits>;"
+    "auto, Flat, or IVF<lists>,<codes> with the codes Flat, SQ4, SQ6, SQ8, SQfp16, RaBitQ, PQ<m> or PQ<m>x<bits>;"
     " IVF<lists>_HNSW<links> finds lists by a graph, and OPQ<m>, OPQ<m>_<width>, PCA<width>, or PCAR<width> may"
     " stand before, with a comma"
 )
@@ -113,5 +112,5 @@ def with_lists_for(text: str, entries: int) -> str:
 
 def check_factory(text: str) -> None:
     """Raises InvalidInput for an index that no store can have, of any size and width."""
-    if text not in ("auto", NO_INDEX, FLAT):
+    if text not in ("auto", FLAT):
         Factory.parse(text)

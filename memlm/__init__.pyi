@@ -5,6 +5,7 @@ from memlm.zoo.shapes.seq2seq import Seq2Seq as Seq2Seq
 from memlm.training.train import train as train
 from memlm.indexing.build import (
     build_index as build_index,
+    index_keys as index_keys,
     add_to_index as add_to_index,
     compact_index as compact_index,
 )

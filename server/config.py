@@ -81,8 +81,9 @@ class ServerConfig:
     Datastores that clients build are kept in `store_dir`. `index_workers` processes of `index_threads` threads (0: all
     cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. After a job, a process
     waits `index_idle_s` for the next, with the model in its RAM. With `index_ahead` one waits from the start on, for
-    any time. At most `max_jobs` run or wait. Texts come from
-    folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and `max_upload_documents`.
+    any time. With `background_keys`, documents without keys get them while no job waits. At most `max_jobs` run or
+    wait. Texts come from folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and
+    `max_upload_documents`.
 
     At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`. The OpenTelemetry
     collector at `otlp` gets spans. After SIGTERM running requests may take `drain_s`.
@@ -302,6 +303,10 @@ class ServerConfig:
             panel=DATASTORES,
         ),
     )
+    background_keys: bool = field(
+        default=False,
+        metadata=option("Make the keys of documents without, while no job waits.", panel=DATASTORES),
+    )
     index_ahead: bool = field(
         default=False,
         metadata=option(
@@ -354,6 +359,11 @@ class ServerConfig:
         has_shards = self.shards or any(map(is_on_ray, self.stores))
         if self.partial and not has_shards:
             raise InvalidInput("partial is for shards, and none is given; give some (shards)", field="partial")
+        if self.background_keys and not (self.store_dir and self.index_workers):
+            raise InvalidInput(
+                "background_keys needs store_dir and index_workers above 0, without which no keys are made",
+                field="background_keys",
+            )
         if self.index_ahead and not (self.store_dir and self.index_workers and self.index_idle_s):
             raise InvalidInput(
                 "index_ahead needs store_dir, index_workers and index_idle_s above 0, without which no index worker"

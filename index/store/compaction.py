@@ -1,6 +1,7 @@
 """Compaction: merges all segments into one without deleted documents, which frees disk space and speeds up searches.
 
-Keys are copied, not computed. The result equals, entry for entry, a store built from the remaining documents. Readers
+Keys are copied, not computed. Where some documents have none, these stay in a segment of their own. The result equals,
+entry for entry, a store built from the remaining documents. Readers
 keep their snapshots. A kill leaves the store unchanged, and the next run resumes.
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from memlm.base.progress import Progress, silent
 from memlm.errors import check_path
+from memlm.index.store.datastore import Datastore
 from memlm.index.store.journal import is_being_extended, rollback
 from memlm.index.store.segment import Segment
 from memlm.index.store.writer import StoreWriter
@@ -44,8 +46,8 @@ class CompactionResult:
 
 
 def compact(path: str | Path, progress: Progress = silent, *, purge: bool = False) -> CompactionResult:
-    """Merges all segments of a store into one, without the deleted documents. Without live documents, the store has no
-    segment afterwards.
+    """Merges all segments of a store into one, without the deleted documents, or into two where some have keys and some
+    have none. Without live documents, the store has no segment afterwards.
 
     With `purge`, no file of the store holds a deleted document afterwards: compaction repeats until no document was
     deleted meanwhile, and an interrupted addition is rolled back. The file system may keep the blocks of removed files.
@@ -72,26 +74,38 @@ def compact(path: str | Path, progress: Progress = silent, *, purge: bool = Fals
 
 
 def _compacted(path: Path, progress: Progress) -> CompactionResult:
-    with StoreWriter.compacting(path) as writer:
-        before = writer.base
-        assert before is not None
-        segments, deleted, size = len(before.manifest.segments), before.num_deleted_documents, before.bytes_on_disk
-        if segments <= 1 and not deleted:
+    """Merges the segments with keys, and those without."""
+    with Datastore.open(path) as datastore:
+        before = datastore.snapshot
+        deleted, linked = 0, 0
+        for keyed in (True, False):
+            gone = _merge(path, progress, keyed=keyed)
+            deleted, linked = deleted + gone[0], linked + gone[1]
+        datastore.refresh()
+        after = datastore.snapshot
+        return CompactionResult(
+            len(before.segments), deleted, after.num_entries, before.bytes_on_disk, after.bytes_on_disk,
+            after.num_deleted_documents, linked_files=linked,
+        )  # fmt: skip
+
+
+def _merge(path: Path, progress: Progress, *, keyed: bool) -> tuple[int, int]:
+    """Merges the segments with keys, or those without. Returns the numbers of deleted documents that they lost, and of
+    files with some that another hard link keeps.
+    """
+    with StoreWriter.compacting(path, keyed=keyed) as writer:
+        assert writer.base is not None
+        merged = [segment for segment in writer.base.segments if segment.record.is_keyed == keyed]
+        deleted = sum(int(segment.deleted_mask.sum()) for segment in merged)
+        if len(merged) <= 1 and not deleted:
             writer.discard()
-            return CompactionResult(segments, 0, before.num_entries, size, size)
-        linked = sum(segment.num_linked_files for segment in before.segments if segment.any_deleted)
-        if before.num_entries:
-            done = 0
-            for segment in before.segments:
-                done = copy_documents(segment, writer, done, before.num_entries, progress)
-            committed = writer.commit(progress)
-        else:
-            committed = writer.commit_empty()
-        with committed:
-            after = committed.snapshot
-            left = after.num_deleted_documents
-            result = CompactionResult(segments, deleted, after.num_entries, size, after.bytes_on_disk, left)
-            return replace(result, linked_files=linked)
+            return 0, 0
+        linked = sum(segment.num_linked_files for segment in merged if segment.any_deleted)
+        total, done = sum(segment.num_kept_entries for segment in merged), 0
+        for segment in merged:
+            done = copy_documents(segment, writer, done, total, progress)
+        (writer.commit(progress) if total else writer.commit_empty()).close()
+        return deleted, linked
 
 
 def copy_documents(
@@ -115,7 +129,7 @@ def copy_documents(
                 writer.verify_resumed(values_N)
             else:
                 pruned_N = None if segment.pruned_N is None else np.array(segment.pruned_N[begin:end])
-                keys_ND = None if writer.spec.drafts_only else segment.stored_keys()[begin:end]
+                keys_ND = segment.stored_keys()[begin:end] if writer.keyed else None
                 writer.append(keys_ND, values_N, pruned_N)
                 if done // CHECKPOINT_ROWS < (done + end - begin) // CHECKPOINT_ROWS:
                     writer.checkpoint()

@@ -35,6 +35,7 @@ class Exclusion:
         """The snapshot without the documents."""
         if (view := self._views.get(snapshot)) is None:
             view = copy(snapshot)
+            vars(view).pop("keyed", None)
             view.segments = tuple(segment.without(self._mask_of(segment)) for segment in snapshot.segments)
             self._views[snapshot] = view
             in_use = {segment.core for view in self._views.values() for segment in view.segments}

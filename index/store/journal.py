@@ -24,17 +24,18 @@ from memlm.index.store.manifest import (
 )
 
 BUILDING = "building"
-BUILD, ADD, COMPACT, MOVE = "build", "add", "compact", "move"
+BUILD, ADD, COMPACT, MOVE, KEYS = "build", "add", "compact", "move", "keys"
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The task in progress, its segment, and the number of its entries that are synced."""
+    """The task in progress, its segment, the number of its entries that are synced, and whether they have keys."""
 
     task: str
     segment: int
     entries: int
     spec: StoreSpec
+    keyed: bool = True
 
     def encode(self) -> bytes:
         """JSON with a checksum of itself."""

@@ -25,8 +25,8 @@ from memlm.errors import Corrupt, Incompatible, Locked, MemlmError, NotFound
 from memlm.index.factory import NO_INDEX
 from memlm.index.store.lock import StoreLock
 
-FORMAT_VERSION = 2  # 1 had no id of the store
-READABLE_VERSIONS = (1, 2)
+FORMAT_VERSION = 3  # 1 had no id of the store; up to 2 all of a store had keys, or nothing
+READABLE_VERSIONS = (1, 2, 3)
 ROW_BITS = 40  # of an entry's id, below the number of its segment
 MAX_SEGMENTS = 1 << (63 - ROW_BITS)  # above which ids leave the range of int64
 METRIC, KEY_DTYPE = "l2", "float16"
@@ -54,10 +54,11 @@ class StoreSpec:
     `context` and `stride` count tokens. The model reads `start_id` before each document, and before a prompt that is
     continued with the store; None stands for the tokenizer's own.
 
-    `index` is "auto", a Faiss factory string, or "none" for a store without keys, whose `dim` is 0. `target` is the
-    share of the softmax mass that an index should find, `max_ram_bytes` the bytes that searching it may want in RAM.
-    Without `keep_keys`, the keys are deleted once the index is built and measured. With `prune`, entries whose token
-    the model alone gives that probability or more are left out of the index.
+    All but the tokenizer and `start_id` is about keys, which each segment has or lacks. `index` is "auto" or a Faiss
+    factory string; earlier versions wrote "none", with a `dim` of 0, for a store that was to stay without keys.
+    `target` is the share of the softmax mass that an index should find, `max_ram_bytes` the bytes that searching it may
+    want in RAM. Without `keep_keys`, the keys are deleted once the index is built and measured. With `prune`, entries
+    whose token the model alone gives that probability or more are left out of the index.
     """
 
     dim: int
@@ -73,11 +74,6 @@ class StoreSpec:
     prune: float | None = None
     start_id: int | None = None
     model: str | None = None  # a name to show, which need not be the same
-
-    @property
-    def drafts_only(self) -> bool:
-        """Whether the store has no keys: it gives text, passages and drafts, and never neighbors."""
-        return self.index == NO_INDEX
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,8 @@ class FileRecord:
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
     """One immutable segment. `deleted` names the file with the rows of its deleted documents, if any. `nprobe` and
-    `rerank` are the settings of its index, and `tried` are the trials that found them.
+    `rerank` are the settings of its index, and `tried` are the trials that found them. `index` is "none" where the
+    entries have no keys.
     """
 
     number: int
@@ -136,6 +133,11 @@ class SegmentRecord:
     def folder(self) -> str:
         """The segment's folder within the store."""
         return f"{SEGMENTS}/{self.number:06d}"
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether its entries have keys, so that neighbors are found in it."""
+        return self.index != NO_INDEX
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,11 @@ class Manifest:
     def pointer(self) -> Pointer:
         """The content of `CURRENT` while this manifest is the newest."""
         return Pointer(self.name, self.checksum, self.store_id)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether a segment has keys, or those that had some are gone. Others serve each model of their tokenizer."""
+        return any(segment.is_keyed for segment in self.segments) or (not self.segments and self.defaults.k > 0)
 
     @property
     def last_segment(self) -> int:

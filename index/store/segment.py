@@ -124,7 +124,7 @@ class Segment:
 
     @property
     def has_keys(self) -> bool:
-        """Whether its keys are there."""
+        """Whether its keys are there: it was given some, and they were kept."""
         return self.keys_ND is not None
 
     @property
@@ -146,9 +146,11 @@ class Segment:
         nprobe: int | None,
         chosen: Bool[np.ndarray, " docs"] | None = None,
     ) -> Neighbors:
-        """Finds the k nearest live entries by the index, of all documents or of those `chosen`. A million entries of
-        chosen documents are compared one by one.
+        """Finds the k nearest live entries by the index, of all documents or of those `chosen`: none in a segment
+        without keys. A million entries of chosen documents are compared one by one.
         """
+        if not self.record.is_keyed:
+            return Neighbors.none(len(queries_QD), k)
         if chosen is not None and self.has_keys and self.sizes[chosen & ~self.deleted_mask].sum() <= EXACT_ENTRIES:
             return self._search_chosen(queries_QD, k, chosen & ~self.deleted_mask)
         if chosen is None:
@@ -163,7 +165,7 @@ class Segment:
         index is searched at most twice: for the views without deleted documents, and for those with some.
         """
         views = dict.fromkeys(views_Q)
-        if len(views) == 1:
+        if len(views) == 1 or not self.record.is_keyed:
             return views_Q[0].search(queries_QD, k, nprobe)
         found, number_Q = Neighbors.none(len(queries_QD), k), np.array([list(views).index(view) for view in views_Q])
 

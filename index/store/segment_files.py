@@ -33,14 +33,15 @@ def finish_segment(
     spec: StoreSpec,
     starts: Int64[np.ndarray, " docs+1"],
     *,
+    keyed: bool,
     is_first: bool,
     progress: Progress,
 ) -> tuple[SegmentRecord, float]:
     """Completes a folder with synced keys, values, pruned marks and a written document table. `starts` has the first
     row of each document, and the number of all rows. Returns the segment's record, and a temperature of the keys' scale
-    if the segment `is_first` in its store.
+    if the segment `is_first` with keys in its store.
 
-    A store of the index "none" has no keys and no index. There the order of passages is one of the recorded files.
+    Unless `keyed`, there are no keys and no index. There the order of passages is one of the recorded files.
     """
     sync_file(folder / DOCUMENTS)
     with closing(GrowingArray(folder / STARTS, "<i8", None)) as array:
@@ -48,7 +49,7 @@ def finish_segment(
         array.sync()
     index_fields: dict[str, Any] = {"index": NO_INDEX, "nprobe": 0}
     scale, names = 1.0, [VALUES, STARTS, DOCUMENTS]
-    if not spec.drafts_only:
+    if keyed:
         index_fields, scale = _build_index(folder, spec, starts, is_first=is_first, progress=progress)
         names += [KEYS] + [INDEX] * (index_fields["index"] != FLAT) + [PRUNED] * (spec.prune is not None)
     for file in list(folder.iterdir()):
@@ -62,7 +63,7 @@ def finish_segment(
             files[name] = FileRecord((folder / name).stat().st_size, found)
             progress("check files", done, len(names))
     write_suffixes(folder, files[VALUES], starts, progress)
-    if spec.drafts_only:  # nothing but this order gives drafts, so a copy has it, and a damaged one is found
+    if not keyed:  # nothing but this order gives drafts, so a copy has it, and a damaged one is found
         files[SUFFIXES] = FileRecord((folder / SUFFIXES).stat().st_size, checksum(folder / SUFFIXES))
     return SegmentRecord(number, int(starts[-1]), len(starts) - 1, files=files, **index_fields), scale
 

@@ -29,18 +29,20 @@ from memlm.index.store.segment_files import finish_segment
 class SegmentWriter:
     """The growing files of a segment. `num_entries` counts the entries that were appended or passed by."""
 
-    def __init__(self, folder: Path, spec: StoreSpec, *, rows: int = 0) -> None:
-        """Starts the files in a folder that is there, or continues them after their first `rows` entries."""
-        self._folder, self._spec, self._held = folder, spec, ExitStack()
+    def __init__(self, folder: Path, spec: StoreSpec, *, keyed: bool = True, rows: int = 0) -> None:
+        """Starts the files in a folder that is there, or continues them after their first `rows` entries. Unless
+        `keyed`, the entries have no keys.
+        """
+        self._folder, self._spec, self._keyed, self._held = folder, spec, keyed, ExitStack()
         self._starts: list[int] = []
         self.num_entries = 0
         with ExitStack() as held:
             array = lambda name, dtype, width=None: held.enter_context(  # noqa: E731
                 closing(GrowingArray(folder / name, dtype, width, rows=rows))
             )
-            self._keys: GrowingArray | None = None if spec.drafts_only else array(KEYS, "<f2", spec.dim)
+            self._keys: GrowingArray | None = array(KEYS, "<f2", spec.dim) if keyed else None
             self._values: GrowingArray = array(VALUES, "<u4")
-            self._pruned: GrowingArray | None = None if spec.prune is None else array(PRUNED, "|b1")
+            self._pruned: GrowingArray | None = array(PRUNED, "|b1") if keyed and spec.prune is not None else None
             self._documents = held.enter_context(closing(DocumentTableWriter(folder / DOCUMENTS)))
             self._held = held.pop_all()
 
@@ -61,11 +63,11 @@ class SegmentWriter:
         pruned_N: Bool[np.ndarray, " N"] | None = None,
     ) -> None:
         """Appends entries to the current document. Searches never find the pruned ones. Keys are rounded to float16.
-        None stands for the keys of a store without keys. Raises InvalidInput for keys that float16 cannot hold.
+        None stands for the keys of a segment without keys. Raises InvalidInput for keys that float16 cannot hold.
         """
         self._check(keys_ND, values_N)
         if (pruned_N is None) != (self._pruned is None):
-            raise InvalidInput("pruned_N goes with a store that is pruned (prune), and only with one", field="pruned_N")
+            raise InvalidInput("pruned_N goes with keys that are pruned (prune), and only with these", field="pruned_N")
         if self._keys and keys_ND is not None:
             self._keys.append(_rounded(keys_ND))
         self._values.append(values_N)
@@ -89,7 +91,9 @@ class SegmentWriter:
         starts = np.array([*self._starts, self.num_entries])
         self._documents.set_sizes(np.diff(starts).tolist())
         self._documents.commit()
-        return finish_segment(self._folder, number, spec, starts, is_first=is_first, progress=progress)
+        return finish_segment(
+            self._folder, number, spec, starts, keyed=self._keyed, is_first=is_first, progress=progress
+        )
 
     def close(self) -> None:
         """Closes the files."""
@@ -108,8 +112,8 @@ class SegmentWriter:
             raise InvalidInput("an entry before the first document; call begin_document first", field="values")
         if self.num_entries != self._values.rows:
             raise InvalidInput("entries were left out of a resumed build; replay them first", field="values")
-        if (keys_ND is None) != self._spec.drafts_only:
-            raise InvalidInput("keys_ND goes with every store but one of the index none", field="keys_ND")
+        if (keys_ND is None) == self._keyed:
+            raise InvalidInput("keys_ND goes with a segment that has keys, and only with one", field="keys_ND")
         if keys_ND is not None and keys_ND.shape != (len(values_N), self._spec.dim):
             raise InvalidInput(
                 f"keys of shape {keys_ND.shape}; expected ({len(values_N)}, {self._spec.dim}), one row a value",

@@ -52,7 +52,7 @@ def shards_of(segments: Sequence[SegmentRecord], num_shards: int) -> list[int]:
     entries, shards = [0] * num_shards, list[int]()
     for segment in segments:
         shard = min(range(num_shards), key=entries.__getitem__)
-        entries[shard] += segment.entries
+        entries[shard] += segment.entries if segment.is_keyed else 0  # others are not searched
         shards.append(shard + 1)
     return shards
 
@@ -76,8 +76,8 @@ def split(path: str | Path, num_shards: int, progress: Progress = silent) -> int
                 " as many shards",
                 field="shards",
             )
-        share = max(1, -(-snapshot.num_entries // num_shards))
-        large = [segment for segment in snapshot.segments if segment.num_live_entries > UNEVEN * share]
+        share = max(1, -(-snapshot.keyed.num_entries // num_shards))
+        large = [segment for segment in snapshot.keyed.segments if segment.num_live_entries > UNEVEN * share]
         for segment in large:
             segment.stored_keys()  # raises before anything is written
         total, done = sum(segment.num_kept_entries for segment in large), 0

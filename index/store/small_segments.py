@@ -32,8 +32,8 @@ MERGED_AT_ONCE = 4  # segments of a tier, so that each tier has three at most
 
 @dataclass(frozen=True, slots=True)
 class NewEntries:
-    """A document with the entries of its N tokens. Keys are None in a store without keys, `pruned_N` in one that is
-    not pruned.
+    """A document with the entries of its N tokens. `keys_ND` is None for entries without keys, as of all documents of
+    one call. `pruned_N` is None where nothing is pruned.
     """
 
     id: str
@@ -51,7 +51,7 @@ def write_documents(path: Path, manifest: Manifest, documents: Sequence[NewEntri
     number, spec = next_segment(path, manifest), manifest.spec
     if not sum(len(each.values_N) for each in documents):
         raise InvalidInput("the documents have no token; give some text", field="documents")
-    with _new_segment(path, number, spec) as writer:
+    with _new_segment(path, number, spec, keyed=documents[0].keys_ND is not None) as writer:
         for document in documents:
             writer.begin_document(document.id, document.title, document.metadata)
             writer.append(document.keys_ND, document.values_N, document.pruned_N)
@@ -74,17 +74,18 @@ def check_new(snapshot: Snapshot, documents: Sequence[NewEntries], *, replace: b
 def to_merge(path: Path, snapshot: Snapshot) -> list[Segment]:
     """The small segments that one merge should join: the first of the lowest tier that has MERGED_AT_ONCE of them.
 
-    A tier holds the segments of similar size, as in a log-structured merge tree with tiers. So n entries lie in
-    O(log n) segments, and in one more for each 16,384 entries, since no larger ones merge.
+    A tier holds the segments of similar size, all with keys or all without, as in a log-structured merge tree with
+    tiers. So n entries lie in O(log n) segments, and in one more for each 16,384 entries, since no larger ones merge.
 
     Segments that an unfinished addition or compaction counts on are left as they are. So are those whose deleted
     documents another hard link keeps, because a purge tells of them.
     """
     reserved = reserved_segment(path, snapshot.manifest) or 0
-    tiers: dict[int, list[Segment]] = {}
+    tiers: dict[tuple[int, bool], list[Segment]] = {}
     for segment in snapshot.segments:
         if segment.record.number > reserved and _may_merge(segment):
-            tiers.setdefault(_tier(segment.num_kept_entries), []).append(segment)
+            tier = _tier(segment.num_kept_entries), segment.record.is_keyed
+            tiers.setdefault(tier, []).append(segment)
     for _, segments in sorted(tiers.items()):
         fitting = list(takewhile(lambda ends: ends[1] <= SMALL_ENTRIES, _with_totals(segments)))
         if len(fitting) >= MERGED_AT_ONCE:
@@ -104,7 +105,7 @@ def merge_segments(path: Path, snapshot: Snapshot, merged: Sequence[Segment]) ->
     number, spec = next_segment(path, manifest), manifest.spec
     joined = list[SegmentRecord]()
     if any((~segment.deleted_mask).any() for segment in merged):
-        with _new_segment(path, number, spec) as writer:
+        with _new_segment(path, number, spec, keyed=merged[0].record.is_keyed) as writer:
             for segment in merged:
                 for document in segment.live_documents():
                     writer.begin_document(document.id, document.title, document.metadata)
@@ -116,18 +117,18 @@ def merge_segments(path: Path, snapshot: Snapshot, merged: Sequence[Segment]) ->
     return manifest.next(segments=(*before, *joined, *kept), emptied=manifest.last_segment)
 
 
-def _new_segment(path: Path, number: int, spec: StoreSpec) -> SegmentWriter:
+def _new_segment(path: Path, number: int, spec: StoreSpec, *, keyed: bool) -> SegmentWriter:
     folder = path / SEGMENTS / f"{number:06d}"
     remove(folder)  # of a commit that was killed
     with storage(path):
         make_folder(folder)
-    return SegmentWriter(folder, spec)
+    return SegmentWriter(folder, spec, keyed=keyed)
 
 
 def _finished(writer: SegmentWriter, number: int, spec: StoreSpec) -> SegmentRecord:
     """Completes a segment without an index of lists: so few entries are searched one by one."""
     writer.sync()
-    record, _ = writer.finish(number, spec if spec.drafts_only else replace(spec, index=FLAT))
+    record, _ = writer.finish(number, replace(spec, index=FLAT))
     return record
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import Any, cast
@@ -13,13 +15,13 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, check_range
-from memlm.index.factory import FLAT, NO_INDEX
+from memlm.index.factory import NO_INDEX
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.documents import DocumentRow
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.journal import is_being_extended
-from memlm.index.store.manifest import KnnDefaults, Manifest, SegmentRecord
+from memlm.index.store.manifest import KnnDefaults, Manifest
 from memlm.index.store.segment import Segment, search_segments
 
 SELF_QUERIES, SELF_K, MOST_LOST = 256, 32, 0.25
@@ -80,13 +82,28 @@ class Snapshot:
 
     @property
     def dim(self) -> int:
-        """Width of a key. 0 in a store without keys."""
+        """Width of a key."""
         return self.manifest.spec.dim
 
+    @cached_property
+    def keyed(self) -> Snapshot:
+        """The part of it whose entries have keys, where neighbors are found. Words, passages and drafts are of all."""
+        segments = tuple(segment for segment in self.segments if segment.record.is_keyed)
+        if segments == self.segments:
+            return self
+        view = copy(self)
+        view.segments = segments
+        return view
+
     @property
-    def drafts_only(self) -> bool:
-        """Whether the store has no keys by design: it gives text, passages and drafts, and never neighbors."""
-        return self.manifest.spec.drafts_only
+    def newest(self) -> Segment:
+        """The segment that was written last. Segments lie in the order of their documents."""
+        return max(self.segments, key=lambda segment: segment.record.number)
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it is searched for neighbors. A store without keys gives text, passages and drafts."""
+        return self.manifest.is_keyed
 
     @property
     def defaults(self) -> KnnDefaults:
@@ -98,7 +115,7 @@ class Snapshot:
         """Says that the store has more than `GROWTH` times as many entries as when its defaults were tuned, with the
         remedy. None otherwise, and where that is not known.
         """
-        then, now = self.defaults.tuned_entries, self.num_entries
+        then, now = self.defaults.tuned_entries, self.keyed.num_entries
         if then is None or now <= GROWTH * then:
             return None
         path, can_compact = quote(str(self.path)), self.defaults.tuned_itself and self.manifest.spec.keep_keys
@@ -130,25 +147,22 @@ class Snapshot:
 
     @property
     def index_kind(self) -> str:
-        """The Faiss factory strings of the segments, each once. Flat for a store without segments, none for one without
-        keys.
-        """
-        kinds = " + ".join(dict.fromkeys(segment.record.index for segment in self.segments))
-        return kinds or (NO_INDEX if self.drafts_only else FLAT)
+        """The Faiss factory strings of the segments with keys, each once. none for a store without keys."""
+        return " + ".join(dict.fromkeys(segment.record.index for segment in self.keyed.segments)) or NO_INDEX
 
     @property
     def nlist(self) -> int:
         """The most inverted lists of a segment's index. 0 if all segments are searched exactly."""
-        return max((nlist_of(segment.record.index) for segment in self.segments), default=0)
+        return max((nlist_of(segment.record.index) for segment in self.keyed.segments), default=0)
 
     @property
     def distances(self) -> str:
         """The precision of distances: "exact" (float16 keys), "re-ranked" (found by codes, ranked by float16 keys),
         "approximate" (codes alone), or "none" (no keys).
         """
-        if self.drafts_only:
+        if not self.is_keyed:
             return "none"
-        kinds = {segment.distances for segment in self.segments}
+        kinds = {segment.distances for segment in self.keyed.segments}
         return next((kind for kind in ("approximate", "re-ranked") if kind in kinds), "exact")
 
     @property
@@ -209,16 +223,16 @@ class Snapshot:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the keys are there: they were kept, and the store was built with some."""
-        return not self.drafts_only and all(segment.has_keys for segment in self.segments)
+        """Whether there are keys, and all were kept."""
+        return self.is_keyed and all(segment.has_keys for segment in self.keyed.segments)
 
     def check_searchable(self, name: str = "") -> None:
         """Raises Incompatible for a store without keys, under its name, or else its path."""
-        if self.drafts_only:
+        if not self.is_keyed:
+            called = name or str(self.path)
             raise Incompatible(
-                f"the datastore {name or str(self.path)!r} has no keys (it was built with index none), and this"
-                " searches keys; it serves answer, passages and search by words, and trace: use these, or build a"
-                " datastore with an index"
+                f"the datastore {called!r} has no keys yet, and this searches keys; `memlm index keys {quote(called)}"
+                " --model MODEL` makes them. Answers, passages, search by words and trace need none"
             )
 
     def live(self, ids: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " M"]:
@@ -292,7 +306,7 @@ class Snapshot:
 
     def sample_documents(self, n: int, seed: int, *, newest: bool = False) -> list[Span]:
         """n live documents, of the store or its `newest` segment, drawn without replacement, or all, in order."""
-        segments = self.segments[-1:] if newest else self.segments
+        segments = (self.newest,) if newest else self.segments
         live = [(segment, row) for segment in segments for row in np.flatnonzero(~segment.deleted_mask).tolist()]
         picks = np.sort(np.random.default_rng(seed).choice(len(live), min(n, len(live)), replace=False))
         return [_span(*live[pick]) for pick in picks]
@@ -302,10 +316,6 @@ class Snapshot:
         return [each.core for each in self.segments] == [
             each.core for each in later.segments[: len(self.segments)]
         ] and not any((before.deleted_mask & ~after.deleted_mask).any() for before, after in self._beside(later))
-
-    def later_than(self, earlier: Snapshot) -> tuple[SegmentRecord, ...]:
-        """The records of the segments that were added since an earlier snapshot, which this one continues."""
-        return self.manifest.segments[len(earlier.segments) :]
 
     def names_added_since(self, earlier: Snapshot) -> Iterator[str]:
         """The ids of live documents in segments that were added since an earlier snapshot, which this one continues."""
@@ -370,9 +380,9 @@ class Snapshot:
         """The self-query test: in a sound index, a position is its own nearest neighbor, or as near as it. With lossy
         codes, most positions must be among their nearest few. Without keys there is no test.
         """
-        if not self.num_entries or not self.has_keys:
+        if not self.keyed.num_entries or not self.has_keys:
             return []
-        ids = self.sample(SELF_QUERIES, 0)
+        ids = self.keyed.sample(SELF_QUERIES, 0)
         exact = self.distances == "exact"
         nearest_Q = self.search(self.keys(ids), 1 if exact else SELF_K).distances_QK[:, 0]
         lost = int((nearest_Q > 0).sum())
@@ -446,5 +456,5 @@ class Exact:
     def search(self, queries_QD: Float32[np.ndarray, "Q D"], k: int) -> Neighbors:
         """The k nearest entries to each query."""
         queries_QD = self._view.rounded(queries_QD, k)
-        found = [segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in self._view.segments]
+        found = [segment.search_exactly(queries_QD, k, pruned=self._pruned) for segment in self._view.keyed.segments]
         return merge_nearest(found, k) if found else Neighbors.none(len(queries_QD), k)

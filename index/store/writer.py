@@ -1,4 +1,4 @@
-"""Writes a segment and commits it: the first of a store, one more, or one that replaces all others.
+"""Writes a segment and commits it: the first of a store, one more, or one that takes documents from others.
 
     with StoreWriter.create(path, spec) as writer:
         writer.begin_document("a.txt")
@@ -13,9 +13,9 @@ survive a kill. To resume, the caller streams the whole corpus again. Entries on
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shlex import quote
 from types import TracebackType
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from memlm.base.files import make_folder, move, remove, storage, write_atomic
+from memlm.base.files import checksum_of, make_folder, move, remove, storage, write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Locked
 from memlm.index.arrays import HEADER_BYTES
@@ -36,6 +36,7 @@ from memlm.index.store.journal import (
     BUILD,
     BUILDING,
     COMPACT,
+    KEYS,
     MOVE,
     Journal,
     next_segment,
@@ -56,9 +57,11 @@ from memlm.index.store.manifest import (
     read_manifest,
     sweep,
 )
-from memlm.index.store.segment import DOCUMENTS, KEYS, PRUNED, VALUES, Segment
+from memlm.index.store.segment import DOCUMENTS, PRUNED, VALUES, Segment
+from memlm.index.store.segment import KEYS as KEYS_FILE
 from memlm.index.store.segment_writer import SegmentWriter
 from memlm.index.store.snapshot import Snapshot
+from memlm.index.store.taking import Sources, replacing, take_derived
 from memlm.index.store.tombstones import write_tombstones
 
 UNTUNED_K, UNTUNED_LAM = 64, 0.25
@@ -68,18 +71,27 @@ OWN_FILES = re.compile(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a writer writes: whether the entries have keys, and what it takes from other segments."""
+
+    spec: StoreSpec
+    keyed: bool = True
+    sources: Sources = field(default_factory=dict)
+
+
 class StoreWriter:
     """The only writer of a store. Closing it without a commit keeps the checkpointed entries, for a resume."""
 
     def __init__(
-        self, path: Path, spec: StoreSpec, manifest: Manifest | None, held: ExitStack, task: str, lock: StoreLock
+        self, path: Path, work: _Work, manifest: Manifest | None, held: ExitStack, task: str, lock: StoreLock
     ) -> None:
-        self.path, self.spec, self._held, self._task, self._lock = path, spec, held, task, lock
+        self.path, self.spec, self._held, self._task, self._lock = path, work.spec, held, task, lock
+        self.keyed, self._sources = work.keyed, work.sources
         self._work = path / BUILDING
         self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
         self._replaced: list[str] = []
         self._replaces = False
-        self._moved: tuple[int, range] | None = None
         self._number = (reserved_segment(path, manifest) or next_segment(path, manifest)) if manifest else 1
         self.num_resumed_entries = self._recover()
         if manifest is not None:  # above all segments of `base`, which no merge takes from under it then
@@ -87,7 +99,7 @@ class StoreWriter:
         with storage(path):
             make_folder(self._work)
         rows = self.num_resumed_entries
-        self._segment = held.enter_context(closing(SegmentWriter(self._work, spec, rows=rows)))
+        self._segment = held.enter_context(closing(SegmentWriter(self._work, self.spec, keyed=self.keyed, rows=rows)))
         self._resumed_values = np.load(self._work / VALUES, mmap_mode="r") if rows else np.empty(0, np.uint32)
         self.checkpoint()
 
@@ -99,11 +111,9 @@ class StoreWriter:
         path = Path(path)
         if (path / CURRENT).exists():
             manifest = read_manifest(path)
-            unmeasured = manifest.quality is None and all(KEYS in record.files for record in manifest.segments)
-            verify = f"`memlm index verify {quote(str(path))} --model MODEL`"
-            hint = f"; its index was not measured: {verify} does it" * unmeasured
             raise AlreadyExists(
-                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it{hint}"
+                f"there is a datastore at {path} already; choose another folder, or `memlm index add` to it"
+                f"{_unfinished(path, manifest)}"
             )
         if path.exists() and (not path.is_dir() or any(not OWN_FILES.fullmatch(file.name) for file in path.iterdir())):
             raise AlreadyExists(f"{path} is there and is no unfinished datastore; choose another folder")
@@ -114,8 +124,9 @@ class StoreWriter:
             )
 
     @classmethod
-    def create(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
-        """Starts a store, or resumes the interrupted build of a store with the same spec.
+    def create(cls, path: str | Path, spec: StoreSpec, *, keyed: bool = True) -> StoreWriter:
+        """Starts a store, or resumes the interrupted build of a store with the same spec. Unless `keyed`, its entries
+        get no keys.
 
         Raises AlreadyExists if the path has a store or anything else, Corrupt for a store that has lost its `CURRENT`,
         Incompatible if the interrupted build differs, and Locked while another process writes.
@@ -125,10 +136,10 @@ class StoreWriter:
         cls.check_new(path)
         with storage(path.parent):
             make_folder(path / SEGMENTS)
-        return cls._holding(path, spec, BUILD)
+        return cls._holding(path, _Work(spec, keyed), BUILD)
 
     @classmethod
-    def extend(cls, path: str | Path, spec: StoreSpec) -> StoreWriter:
+    def extend(cls, path: str | Path, spec: StoreSpec, *, keyed: bool = True) -> StoreWriter:
         """Starts one more segment of a store, or resumes an interrupted one.
 
         Raises Incompatible, with the differences, if the store was built with another spec.
@@ -136,15 +147,17 @@ class StoreWriter:
         path = Path(path)
         manifest = read_manifest(path)
         _check_same(manifest.spec, spec, path)
-        return cls._holding(path, spec, ADD)
+        return cls._holding(path, _Work(spec, keyed), ADD)
 
     @classmethod
-    def compacting(cls, path: str | Path) -> StoreWriter:
-        """Starts a segment that replaces all others, or resumes an interrupted one.
+    def compacting(cls, path: str | Path, *, keyed: bool = True) -> StoreWriter:
+        """Starts a segment that replaces all others with keys, or all without, or resumes an interrupted one.
 
         Raises Incompatible if an interrupted addition waits.
         """
-        return cls._holding(Path(path), read_manifest(Path(path)).spec, COMPACT)
+        manifest = read_manifest(Path(path))
+        sources = {record.number: None for record in manifest.segments if record.is_keyed == keyed}
+        return cls._holding(Path(path), _Work(manifest.spec, keyed, sources), f"{COMPACT} {keyed}")
 
     @classmethod
     def moving(cls, path: str | Path, segment: int, rows: range) -> StoreWriter:
@@ -153,20 +166,34 @@ class StoreWriter:
 
         Raises Incompatible if an interrupted addition waits.
         """
-        path = Path(path)
-        writer = cls._holding(path, read_manifest(path).spec, f"{MOVE} {segment} {rows.start}-{rows.stop}")
-        writer._moved = segment, rows
-        return writer
+        manifest = read_manifest(Path(path))
+        keyed = all(record.is_keyed for record in manifest.segments if record.number == segment)
+        work = _Work(manifest.spec, keyed, {segment: frozenset(rows)})
+        return cls._holding(Path(path), work, f"{MOVE} {segment} {rows.start}-{rows.stop}")
 
     @classmethod
-    def _holding(cls, path: Path, spec: StoreSpec, task: str) -> StoreWriter:
+    def keying(cls, path: str | Path, spec: StoreSpec, rows: Mapping[int, Sequence[int]]) -> StoreWriter:
+        """Starts a segment that gives keys to documents without, some rows of segments by their numbers, or resumes an
+        interrupted one. The first keys of a store may be of another `spec` than the store's, with its tokenizer.
+
+        Raises Incompatible for another spec than that of the keys that are there, and if an interrupted addition waits.
+        """
+        manifest = read_manifest(Path(path))
+        if manifest.is_keyed:
+            _check_same(manifest.spec, spec, Path(path))
+        sources = {number: frozenset(chosen) for number, chosen in rows.items()}
+        digest = checksum_of(repr(sorted((number, sorted(each)) for number, each in sources.items())).encode())
+        return cls._holding(Path(path), _Work(spec, True, sources), f"{KEYS} {digest}")
+
+    @classmethod
+    def _holding(cls, path: Path, work: _Work, task: str) -> StoreWriter:
         with ExitStack() as held:
             lock = held.enter_context(write_lock(path))
             with commit_lock(path):  # so that nobody sweeps away what is being opened, or brought back
                 manifest = None if task == BUILD else read_manifest(path)  # what counts now that nobody else writes
                 if manifest and task != ADD:
                     task = f"{task} {manifest.number}"  # a later change overtakes what was copied
-                writer = cls(path, spec, manifest, held, task, lock)
+                writer = cls(path, work, manifest, held, task, lock)
             writer._held = held.pop_all()
             return writer
 
@@ -216,19 +243,21 @@ class StoreWriter:
         """Syncs the appended entries, so that they survive a kill. Raises Locked if the folder was replaced."""
         self._lock.check()
         self._segment.sync()
-        write_atomic(self.path / JOURNAL, Journal(self._task, self._number, self._segment.rows, self.spec).encode())
+        journal = Journal(self._task, self._number, self._segment.rows, self.spec, self.keyed)
+        write_atomic(self.path / JOURNAL, journal.encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
         """Builds the index and commits the segment. Returns the store, open.
 
-        A new store gets `defaults`, or else untuned ones with a temperature of its keys' own scale. An existing store
-        keeps its defaults, and all commits of other processes since the start. Raises InvalidInput if there is no
-        entry, and Incompatible if a resumed corpus ended early.
+        The first keys of a store give it `defaults`, or else untuned ones with a temperature of their own scale. Others
+        keep the store's defaults, and all commits of other processes since the start. Raises InvalidInput if there is
+        no entry, and Incompatible if a resumed corpus ended early.
         """
         if not self._segment.num_entries or self._segment.num_entries < self._segment.rows:
             raise self._nothing_to_commit()
         self.checkpoint()
-        record, scale = self._segment.finish(self._number, self.spec, is_first=self.base is None, progress=progress)
+        is_first = self.base is None or not self.base.is_keyed
+        record, scale = self._segment.finish(self._number, self.spec, is_first=is_first, progress=progress)
         with commit_lock(self.path) as lock:
             self._lock.check()
             now = self._latest()
@@ -240,20 +269,22 @@ class StoreWriter:
                 self.path, self._next_manifest(now, record, defaults, scale), after=after, lock=lock
             )
             check_unchanged(self.path, manifest, lock)
+            if self.base is not None:
+                take_derived(self.path, self.base, self._sources, record)
             remove(self.path / JOURNAL)
             sweep(self.path, manifest)
         self._held.close()
         return Datastore.open(self.path)
 
     def commit_empty(self) -> Datastore:
-        """Commits a store without segments, in place of a store without live documents. Returns it, open."""
+        """Commits the store without the segments of a compaction, which have no live documents. Returns it, open."""
         with commit_lock(self.path) as lock:
             self._lock.check()
             now = self._latest()
             assert now is not None  # only a store that is there is compacted
             assert self.base is not None
-            later = now.later_than(self.base)
-            manifest = now.manifest.next(segments=later, quality=None, emptied=now.manifest.last_segment)
+            kept = tuple(record for record in now.manifest.segments if record.number not in self._sources)
+            manifest = now.manifest.next(segments=kept, quality=None, emptied=now.manifest.last_segment)
             manifest = commit_manifest(self.path, manifest, after=now.manifest, lock=lock)
             check_unchanged(self.path, manifest, lock)
             self.discard()
@@ -290,7 +321,7 @@ class StoreWriter:
             )
         for file in self.path.glob(f"{JOURNAL}.*tmp"):
             remove(file)
-        if left is None or left.segment != self._number or left.task != self._task:
+        if left is None or (left.segment, left.task, left.keyed) != (self._number, self._task, self.keyed):
             remove(journal)  # of a commit that was done, or of a compaction that another change has overtaken
             remove(self._work)
             remove(moved)
@@ -303,9 +334,9 @@ class StoreWriter:
             remove(journal)  # a kill before the next checkpoint leaves a folder with fewer entries than it says
             return 0
         row_bytes_of = {VALUES: 4}
-        if not self.spec.drafts_only:
-            row_bytes_of[KEYS] = 2 * self.spec.dim
-        if self.spec.prune is not None:
+        if self.keyed:
+            row_bytes_of[KEYS_FILE] = 2 * self.spec.dim
+        if self.keyed and self.spec.prune is not None:
             row_bytes_of[PRUNED] = 1
         for name, row_bytes in row_bytes_of.items():
             size, expected = (self._work / name).stat().st_size, HEADER_BYTES + left.entries * row_bytes
@@ -333,36 +364,24 @@ class StoreWriter:
     def _next_manifest(
         self, now: Snapshot | None, record: SegmentRecord, defaults: KnnDefaults | None, scale: float
     ) -> Manifest:
-        """The manifest that follows that of `now`. `scale` is the temperature of a new store's untuned defaults."""
+        """The manifest that follows that of `now`. `scale` is the temperature of untuned defaults, for first keys."""
+        k, lam = (UNTUNED_K, UNTUNED_LAM) if self.keyed else (0, 0.0)
+        first = defaults or KnnDefaults(k=k, lam=lam, temperature=scale, tuned_on=None)
         if self.base is None or now is None:
-            k, lam = (0, 0.0) if self.spec.drafts_only else (UNTUNED_K, UNTUNED_LAM)
-            untuned = KnnDefaults(k=k, lam=lam, temperature=scale, tuned_on=None)
-            return Manifest(1, self.spec, (record,), defaults or untuned)
+            return Manifest(1, self.spec, (record,), first)
         number = now.manifest.number + 1
+        changed: dict[str, Any] = {"quality": None}
+        if self.keyed and not now.is_keyed:
+            changed |= {"defaults": first, "spec": self.spec}
         if self._task == ADD:
             replaced = now.find_each([name for name in self._replaced if now.has_document(name)])
             old = write_tombstones(self.path, now.segments, replaced, number)
-            return now.manifest.next(segments=(*old, record), quality=None)
+            return now.manifest.next(segments=(*old, record), **changed)
         with closing(Segment(self.path, record, self.spec.dim)) as copied:
             rows = [copied.documents.row_of(name) for name in self.base.deleted_between(now)]
             copies = [(copied, row) for row in rows if row is not None]
-            segments = write_tombstones(self.path, [copied], copies, number)
-        if self._moved is not None:
-            return now.manifest.next(segments=(*self._left_by_move(now, number), *segments), quality=None)
-        return now.manifest.next(segments=(*segments, *now.later_than(self.base)), quality=None)
-
-    def _left_by_move(self, now: Snapshot, number: int) -> tuple[SegmentRecord, ...]:
-        """The records of all segments of `now`, without the documents that were moved."""
-        assert self._moved is not None
-        source, moved = self._moved
-        kept, places = list[Segment](), list[tuple[Segment, int]]()
-        for segment in now.segments:
-            live = np.flatnonzero(~segment.deleted_mask) if segment.record.number == source else np.arange(0)
-            rows = [row for row in live.tolist() if row in moved]
-            if not len(live) or len(rows) < len(live):
-                kept.append(segment)
-                places += [(segment, row) for row in rows]
-        return write_tombstones(self.path, kept, places, number)
+            (taken,) = write_tombstones(self.path, [copied], copies, number)
+        return now.manifest.next(segments=replacing(self.path, now, self._sources, taken, number), **changed)
 
     def _remembered_meanwhile(self, now: Snapshot, base: Snapshot) -> list[str]:
         """The ids of new documents that others have given to a document since the start, to be replaced. Raises
@@ -383,6 +402,15 @@ class StoreWriter:
             f"the corpus ended before the entries that the interrupted build left in {self.path};"
             f" give the same corpus, or remove {self._work} to start anew"
         )
+
+
+def _unfinished(path: Path, manifest: Manifest) -> str:
+    """What is left to do of a store that is there, to be put behind an error. Empty if there is nothing."""
+    to = f"{quote(str(path))} --model MODEL`"
+    if not all(record.is_keyed for record in manifest.segments):
+        return f"; `memlm index keys {to} makes the keys of documents without"
+    unmeasured = manifest.quality is None and all(KEYS_FILE in record.files for record in manifest.segments)
+    return f"; its index was not measured: `memlm index verify {to} does it" * unmeasured
 
 
 def _check_same(built: StoreSpec, requested: StoreSpec, path: Path, but: tuple[str, ...] = ()) -> None:

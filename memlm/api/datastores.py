@@ -31,6 +31,7 @@ MAX_FILTERS = 100  # of one search
 INDEX = "Index"
 MAX_NAME = 200
 CHECKS = ("quick", "full", "none")
+KEYS = ("auto", "now", "none")  # when the keys of new text are made
 IDS, NAMES, FIELDS = "ids of documents", "ids, folders or globs of documents", "FIELD=VALUE"  # in errors about lists
 PATHS = "paths on the server"
 STORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -42,7 +43,8 @@ class StoreInfo:
 
     A server reports `path` relative to its datastore folder, or the name of a datastore that it was started with.
     `store_id` identifies the datastore, and `manifest` counts its commits. `problem` is empty for a usable datastore.
-    The sizes of a datastore that could not be opened are 0. `recall` is the share of the nearest k entries that a
+    The sizes of a datastore that could not be opened are 0. Neighbors are found among the `num_keyed_entries` of
+    `num_keyed_documents`, which have keys. `recall` is the share of the nearest k entries that a
     search finds, and `nats_change` its loss for a token against exact search, both None where they were not measured.
     `lam` is not used where `lam_adapts`.
     """
@@ -65,6 +67,8 @@ class StoreInfo:
     recall: float | None = None
     nats_change: float | None = None
     lam_adapts: bool = False
+    num_keyed_entries: int = 0
+    num_keyed_documents: int = 0
 
     @classmethod
     def unusable(cls, name: str, path: str, problem: str) -> StoreInfo:
@@ -238,14 +242,16 @@ class BuildDatastoreRequest(Request[OperationInfo]):
     hidden: bool = field(
         default=False, metadata=option("Also read hidden files, environments, and files that .gitignore excludes.")
     )
+    keys: str = field(
+        default="auto",
+        metadata=option(
+            "Make keys, by which generation finds neighbors: at once, not now, or (auto) if it takes below a minute.",
+            metavar="auto|now|none",
+        ),
+    )
     index: str | None = field(
         default=None,
-        metadata=option(
-            "Index type, or none: in seconds, for answer, passages, trace, words and drafts.",
-            default="auto",
-            metavar="auto|none|FACTORY",
-            panel=INDEX,
-        ),
+        metadata=option("Index of the keys, as Faiss names it.", default="auto", metavar="auto|FACTORY", panel=INDEX),
     )
     target: float | None = field(
         default=None, metadata=option("Share of the softmax mass to find.", "--share", default="0.95", panel=INDEX)
@@ -293,6 +299,7 @@ class BuildDatastoreRequest(Request[OperationInfo]):
         check_range("max_ram_bytes", self.max_ram_bytes, least=1, most=1 << 60)
         check_range("window", self.window, least=1, most=1 << 30)
         check_range("stride", self.stride, least=1, most=1 << 30)
+        check_choice("keys", self.keys, KEYS)
         check_choice("check", self.check, CHECKS)
         check_range("seed", self.seed, least=0, most=(1 << 31) - 2)
 
@@ -321,15 +328,17 @@ class NewDocument:
 
 @dataclass(frozen=True, slots=True)
 class AddDocumentsRequest(Request[OperationInfo]):
-    """Adds documents to a datastore, encoded with its window and stride."""
+    """Adds documents to a datastore. `keys` are made with its window and stride; "auto" makes none in one without."""
 
     store: str | None = None
     replace: bool = False
     request_id: str = ""
     documents: tuple[NewDocument, ...] = ()
     check: str = "quick"
+    keys: str = "auto"
 
     def __post_init__(self) -> None:
+        check_choice("keys", self.keys, KEYS)
         check_choice("check", self.check, CHECKS)
         _check_request_id(self.request_id)
 

@@ -18,6 +18,7 @@ UNITS = {
     "evaluate": "bytes",
     "evaluate index": "indexes",
     "learn tokens": "bytes",
+    "make keys": "tokens",
     "measure quality": "windows",
     "read": "bytes",
     "read texts": "tokens",

@@ -22,7 +22,8 @@ from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.data.windows import Window, blocks_of
 from memlm.errors import InvalidInput
-from memlm.indexing.build import BuildReport, build_index, windows_at_once
+from memlm.indexing.build import BuildReport, build_index
+from memlm.indexing.keys import windows_at_once
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, batches_of, text_windows
 

@@ -85,9 +85,9 @@ class Datastores:
     ) -> Operation:
         """Starts to build a datastore from files and folders on the server, below its corpus roots.
 
-        The options are `glob`, `hidden`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `window`, `stride`,
-        `seed` and `check` of `memlm.build_index`. `replace` replaces a datastore of this name once the new one is
-        complete. Repeating the call with its `request_id` returns the first call's operation.
+        The options are `glob`, `hidden`, `keys`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `window`,
+        `stride`, `seed` and `check` of `memlm.build_index`. `replace` replaces a datastore of this name once the text
+        of the new one is complete. Repeating the call with its `request_id` returns the first call's operation.
         """
         if unknown := sorted(set(options) - _OPTIONS):
             raise InvalidInput(
@@ -104,17 +104,18 @@ class Datastores:
         documents: Iterable[NewDocument | Document],
         *,
         replace: bool = False,
+        keys: str = "auto",
         check: str = "quick",
         request_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
         """Uploads documents, then starts to add them to a datastore.
 
-        `replace` replaces existing documents. Without it, the operation fails on an existing id. `check` is "quick",
-        "full" or "none".
+        `replace` replaces existing documents. Without it, the operation fails on an existing id. `keys` is "auto",
+        "now" or "none", as of a build, and `check` "quick", "full" or "none".
         """
         check_list("documents", documents, expected="documents")
-        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check)
+        request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check, keys=keys)
         return Operation(self._operations, (self._transport.add(request, documents, timeout_s)).name)
 
     def compact(

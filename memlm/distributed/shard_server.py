@@ -65,8 +65,11 @@ class ShardSegments:
         self._left_s = dict[Core, float]()  # since when a segment has been in no manifest
         self._views = OrderedDict[SegmentView, Segment]()
         self._manifest = read_manifest(self.path)
-        if self._manifest.spec.drafts_only:
-            raise Incompatible(f"{self.path} has no keys, and a shard searches keys; serve it without shards")
+        if not self._manifest.is_keyed:
+            raise Incompatible(
+                f"{self.path} has no keys, and a shard searches keys; serve it without shards, or make them:"
+                f" `memlm index keys {quote(str(self.path))} --model MODEL`"
+            )
         if not self._manifest.store_id:
             raise Incompatible(
                 f"{self.path} is of an early version of memlm; `memlm index compact {quote(str(self.path))}` renews it"

@@ -130,8 +130,8 @@ class Engine:
         a piece a step. Raises as `LoadedStores.model_store` and `LoadedStores.prepare_remember` do.
         """
         store = self.stores.model_store(request.store)
-        spec = store.snapshot.manifest.spec
-        documents = yield from entries_of(self.checkpoint, spec, request.documents)
+        spec, keyed = store.snapshot.manifest.spec, store.snapshot.is_keyed
+        documents = yield from entries_of(self.checkpoint, spec, request.documents, keyed=keyed)
         write = partial(self.stores.prepare_remember, store, spec, documents, replace=request.replace)
         pending: PendingChange[RememberReport] = yield Offload(write, is_long=True, must_end=True)
         return pending.apply()
@@ -172,7 +172,7 @@ class Engine:
         if request.by is SearchBy.WORDS:
             return (yield from self._search_words(request))
         stores = self._searched(request.store)
-        if all(store.snapshot.drafts_only for store in stores):
+        if not any(store.snapshot.is_keyed for store in stores):
             stores[0].snapshot.check_searchable(stores[0].name)
         retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
         assert retriever is not None  # there is a datastore with keys
@@ -198,7 +198,7 @@ class Engine:
             vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
             question_D = vectors_1D[0]
         else:
-            spec = next((store.snapshot.manifest.spec for store in searched if not store.snapshot.drafts_only), None)
+            spec = next((store.snapshot.manifest.spec for store in searched if store.snapshot.is_keyed), None)
             question_D = None if spec is None else (yield from mean_key(self.checkpoint, spec, request.question))
         return (yield from find_passages(searched, request, question_D, encoder))
 
@@ -216,7 +216,7 @@ class Engine:
         names = [each.name for each in params.stores] or ([] if params.store is None else [params.store])
         if not params.use_store or not names:
             return replace(params, use_store=False)
-        keyed = [store.name for store in self.stores.model_stores(names) if not store.snapshot.drafts_only]
+        keyed = [store.name for store in self.stores.model_stores(names) if store.snapshot.is_keyed]
         if keyed:
             raise InvalidInput(
                 f"the datastore {keyed[0]!r} has the keys of the model without the adapter; search none, or build one"

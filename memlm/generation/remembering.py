@@ -19,9 +19,11 @@ from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
 
 
-def entries_of(checkpoint: Checkpoint, spec: StoreSpec, documents: Sequence[NewDocument]) -> Steps[list[NewEntries]]:
-    """Reads documents as an addition to a datastore of `spec` would: with its windows, and with the marks of pruned
-    entries if it has them. Raises InvalidInput for a document without a token.
+def entries_of(
+    checkpoint: Checkpoint, spec: StoreSpec, documents: Sequence[NewDocument], *, keyed: bool
+) -> Steps[list[NewEntries]]:
+    """Reads documents as an addition to a datastore of `spec` would, with keys if `keyed`: with its windows, and with
+    the marks of pruned entries if it has them. Raises InvalidInput for a document without a token.
     """
     read = list[NewEntries]()
     for document in documents:
@@ -30,7 +32,7 @@ def entries_of(checkpoint: Checkpoint, spec: StoreSpec, documents: Sequence[NewD
             raise InvalidInput(f"document {document.id!r} has no token; give some text", field="documents.text")
         values_N = np.asarray(token_ids, dtype=np.int64)
         keys_ND, pruned_N = None, None
-        if not spec.drafts_only:
+        if keyed:
             yield None  # from here on it needs the model
             keys_ND, pruned_N = yield from _keys_of(checkpoint, spec, values_N)
         read.append(NewEntries(document.id, keys_ND, values_N, pruned_N, document.title, document.metadata))

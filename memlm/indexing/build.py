@@ -1,57 +1,55 @@
-"""Corpus -> datastore: tokens -> windows -> keys -> a committed segment.
+"""Corpus -> datastore: its text, committed at once, and then the keys of that text, where they are wanted.
 
-A build encodes blocks of windows in the order of the corpus. It encodes the next block while it writes one, and each
-written block survives a kill. An interrupted build reads the corpus again from its start, checks it against the entries
-on disk, and encodes only the missing ones. Blocks are cut at the same places, so it ends with the same entries as a
-build that was never interrupted.
+`keys` says whether they are: "now", "none", or "auto", which makes them where that should take less than a minute, and
+of an addition where the datastore has some.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from memlm.api.datastores import CHECKS
+from memlm.api.datastores import CHECKS, KEYS
 from memlm.base.progress import LOADING, Progress, silent
-from memlm.data.corpus import Corpus, Document, Texts, corpus_of
-from memlm.data.windows import Window, WindowSize, blocks_of
-from memlm.errors import InvalidInput, check_choice, check_path, check_range
-from memlm.index.factory import NO_INDEX
+from memlm.data.corpus import Corpus, Texts, corpus_of
+from memlm.errors import check_choice, check_path, check_range
 from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
 from memlm.index.store.compaction import CompactionResult, compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import JOURNAL, StoreSpec, read_manifest
+from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
-from memlm.indexing.checks import run_checks
-from memlm.indexing.encoding import BlockEncoder, LocalEncoder
-from memlm.indexing.estimate import estimate_build
-from memlm.indexing.pruning import EncodedWindow, check_prune
+from memlm.indexing.checks import Checked, run_checks
+from memlm.indexing.encoding import BlockEncoder
+from memlm.indexing.estimate import estimate_build, seconds_of_keys
+from memlm.indexing.keys import ALL, KeysMade, make_keys
+from memlm.indexing.pruning import check_prune
 from memlm.indexing.quality import KeyCheck, Quality
 from memlm.indexing.self_tuning import SelfTuning
+from memlm.indexing.text import write_text
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
-from memlm.retrieval.encoder import document_windows, window_size
+from memlm.retrieval.encoder import window_size
 from memlm.retrieval.store import ModelStore
 
-CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS = 128, 32_768  # of a block, at most
-UNREAD_WINDOWS = 2048  # of a block that no model reads: a disk takes longer to sync fewer than they take to be written
-TOKENIZED_DOCUMENTS, TOKENIZED_CHARACTERS = 64, 1 << 18
 TARGET, TARGET_IN_MEMORY = 0.95, 0.99
+QUICK_KEYS_S = 60.0  # within which keys are made without being asked for
 
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """The result of a build or an addition. `seconds` and `tokens_per_s` run from the first token to the commit, with
-    the index. `check_seconds` is the time of the checks after it, of which `check` is the kind.
+    """The result of a build, an addition, or of keys that were made. `seconds` and `tokens_per_s` run from the first
+    token to the last commit, with the index. `check_seconds` is the time of the checks after it, of which `check` is
+    the kind.
 
-    `entries` and `documents` are those of the corpus, also of an addition. An interrupted build had left
-    `resumed_entries`. `tried` are the indexes tried on a sample, the chosen one last.
+    `entries` and `documents` are those of the corpus, also of an addition. `keyed_entries` are those that got keys, and
+    `keys_s` is about how long keys would take that were not made. An interrupted build had left `resumed_entries`.
+    `tried` are the indexes tried on a sample, the chosen one last.
     `distances` is that of the `Datastore`. `pruned` is the share of entries that the index leaves out. `key_check` and
     `quality` are None if they were not checked. The latter is also None if the keys of earlier entries were not kept,
     because there is no exact search then. `tuning` are the defaults of a store that was tuned on its own documents, and
@@ -61,6 +59,7 @@ class BuildReport:
 
     path: Path
     entries: int
+    keyed_entries: int
     resumed_entries: int
     documents: int
     index: str
@@ -79,31 +78,24 @@ class BuildReport:
     check_was_cut: bool = False
     untuned: str | None = None
     outgrown: str | None = None
+    keys_s: float | None = None
 
 
 def check_build(
     out: str | Path,
     *,
+    keys: str,
     index: str,
     target: float | None,
-    max_ram_bytes: int | None,
-    keep_keys: bool,
     prune: float | None,
-    window: int | None,
-    stride: int | None,
     check: str,
-    encoder: BlockEncoder | None = None,
 ) -> None:
     """Raises what `build_index` raises for its options and its folder, without a model."""
     check_path("out", out, "a new folder")
     check_prune(prune)
+    check_choice("keys", keys, KEYS)
     check_choice("check", check, CHECKS)
     check_range("target", target, above=0, most=1)
-    if index == NO_INDEX:
-        _check_no_keys(
-            target=target, max_ram_bytes=max_ram_bytes, keep_keys=None if keep_keys else False, prune=prune,
-            window=window, stride=stride, encoder=encoder,
-        )  # fmt: skip
     resolve_index(index, 0, 1)
     StoreWriter.check_new(out)
 
@@ -113,6 +105,7 @@ def build_index(
     corpus: Texts,
     out: str | Path,
     *,
+    keys: str = "auto",
     index: str = "auto",
     target: float | None = None,
     max_ram_bytes: int | None = None,
@@ -126,15 +119,16 @@ def build_index(
     device: str = "auto",
     encoder: BlockEncoder | None = None,
     progress: Progress = silent,
+    on_text: Callable[[], None] = lambda: None,
 ) -> BuildReport:
-    """Builds a datastore with one entry per token of the corpus, or resumes an interrupted build of it.
+    """Builds a datastore: commits the text of the corpus, calls `on_text`, and then makes its keys, one for each token,
+    as `keys` says. A store without keys serves passages, words, traces and drafts; `make_keys` goes on from there.
 
-    `index` is "auto", a Faiss factory string, or "none": a store without keys, which is built without the model in
-    seconds. It serves passages, words, traces and drafts, and no neighbors. `target` is the share of the softmax mass
-    that the index should find, by default 0.95: beyond it searches cost more and nats hardly change. With
-    `max_ram_bytes`, the RAM for searching in bytes, "auto" takes the smallest codes that find the target, by default
-    0.99. Without `keep_keys`, keys are removed once the index is built, which saves half the disk or more, and rules
-    out re-ranking, exact search and compaction.
+    All further options are of keys, at once or later. `index` is "auto" or a Faiss factory string. `target` is the
+    share of the softmax mass that the index should find, by default 0.95: beyond it searches cost more and nats hardly
+    change. With `max_ram_bytes`, the RAM for searching in bytes, "auto" takes the smallest codes that find the target,
+    by default 0.99. Without `keep_keys`, keys are removed once the index is built, which saves half the disk or more,
+    and rules out re-ranking, exact search and compaction.
 
     With `prune`, the index leaves out entries if the model gives their token that probability or more. `window` is the
     number of tokens that the model reads at once, by default its context, or 1,024 if that is longer, and `stride` the
@@ -143,18 +137,15 @@ def build_index(
     `check` is "quick", "full" or "none" (see `memlm.indexing.checks`). Unless it is "none", the store is tuned on its
     own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
     is given by its path. An `encoder` reads the corpus in other processes (`memlm.distributed.encoding.RayEncoder`).
-    Raises AlreadyExists if `out` holds a store, StorageFull if the disk will not hold it, and
-    InvalidInput for an option of keys beside an index of "none".
+    The same call resumes a build that was interrupted before its text was committed. Raises AlreadyExists if `out`
+    holds a store, and StorageFull if the disk will not hold it.
     """
     corpus = corpus_of(corpus)
-    check_build(
-        out, index=index, target=target, max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune, window=window,
-        stride=stride, check=check, encoder=encoder,
-    )  # fmt: skip
+    check_build(out, keys=keys, index=index, target=target, prune=prune, check=check)
     checkpoint = _loaded(model, dtype, device, progress)
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
-        dim=0 if index == NO_INDEX else checkpoint.decoder.config.dim,
+        dim=checkpoint.decoder.config.dim,
         model_fingerprint=checkpoint.fingerprint,
         tokenizer_fingerprint=checkpoint.tokenizer.fingerprint,
         start_id=checkpoint.tokenizer.start_id,
@@ -169,12 +160,13 @@ def build_index(
         prune=prune,
     )
     if not (Path(out) / JOURNAL).exists():  # an interrupted build was checked when it began
-        estimate = estimate_build(checkpoint, corpus, out, index=index, size=size, measure=False)
+        estimate = estimate_build(checkpoint, corpus, out, keys=keys == "now", index=index, size=size, measure=False)
         estimate.check(out)
         if max_ram_bytes is not None and index == "auto":
             codes_within(max_ram_bytes, estimate.entries, spec.dim)
-    with StoreWriter.create(out, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, encoder=encoder, check=check, progress=progress)
+    run = _Run(checkpoint, keys, check, encoder, progress)
+    with StoreWriter.create(out, spec, keyed=False) as writer:
+        return run.fill(writer, corpus, on_text=on_text)
 
 
 def add_to_index(
@@ -183,28 +175,57 @@ def add_to_index(
     store: str | Path,
     *,
     replace: bool = False,
+    keys: str = "auto",
     check: str = "quick",
     dtype: str = "auto",
     device: str = "auto",
     encoder: BlockEncoder | None = None,
     progress: Progress = silent,
+    on_text: Callable[[], None] = lambda: None,
 ) -> BuildReport:
-    """Adds documents to a datastore as one more segment, encoded with the store's own settings.
+    """Adds documents to a datastore as one more segment of text, calls `on_text`, and makes their keys as `keys` says,
+    with the store's own settings.
 
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
     `check` and `encoder` are as of `build_index`; "quick" encodes some of the new documents again. Unless `check` is
     "none", a store that was never tuned, or has outgrown that, is tuned on its own documents. Raises Incompatible for a
     store of another model.
     """
+    check_choice("keys", keys, KEYS)
     check_choice("check", check, CHECKS)
     corpus = corpus_of(corpus)
     read_manifest(Path(store))
     checkpoint = _loaded(model, dtype, device, progress)
     with Datastore.open(store) as existing:
         ModelStore(existing, checkpoint)
-        spec = existing.manifest.spec
-    with StoreWriter.extend(store, spec) as writer:
-        return _fill(writer, checkpoint, corpus, spec, encoder=encoder, replace=replace, check=check, progress=progress)
+        spec, is_keyed = existing.manifest.spec, existing.snapshot.is_keyed
+    run = _Run(checkpoint, keys if is_keyed or keys == "now" else "none", check, encoder, progress)
+    with StoreWriter.extend(store, spec, keyed=False) as writer:
+        return run.fill(writer, corpus, replace=replace, on_text=on_text)
+
+
+def index_keys(
+    store: str | Path,
+    model: str | Path | Checkpoint,
+    *,
+    only: DocumentFilter = ALL,
+    most_pieces: int | None = None,
+    check: str = "quick",
+    dtype: str = "auto",
+    device: str = "auto",
+    encoder: BlockEncoder | None = None,
+    progress: Progress = silent,
+) -> BuildReport:
+    """Makes the keys of the documents without, as `make_keys`, and reports as a build does."""
+    check_choice("check", check, CHECKS)
+    read_manifest(Path(store))
+    checkpoint = _loaded(model, dtype, device, progress)
+    begin_s = time.perf_counter()
+    made = make_keys(
+        store, checkpoint, only=only, most_pieces=most_pieces, check=check, encoder=encoder, progress=progress
+    )
+    with Datastore.open(store) as datastore:
+        return _report(datastore.snapshot, begin_s, made.entries, made.documents, 0, made, check)
 
 
 def compact_index(
@@ -242,34 +263,30 @@ def finish_build(
     store: str | Path,
     model: str | Path | Checkpoint,
     *,
+    keys: str = "none",
     check: str = "full",
     dtype: str = "auto",
     device: str = "auto",
     progress: Progress = silent,
 ) -> bool:
-    """Finishes a build or an addition that was killed after its commit, or not checked: measures the index, tunes a
-    store that was never tuned, and removes keys that are not to be kept. Returns whether there was anything to do.
-    Raises Incompatible for a model that did not build the store.
+    """Finishes a build or an addition that was killed after its commit, or not checked: makes the keys that `keys` asks
+    for, measures the index, tunes a store that was never tuned, and removes keys that are not to be kept. Returns
+    whether there was anything to do. Raises Incompatible for a model that did not build the store.
     """
     with Datastore.open(store) as datastore:
         spec, begun = datastore.manifest.spec, datastore.manifest.number
-        if datastore.manifest.quality is None and check != "none":
+        lacks_keys = not all(record.is_keyed for record in datastore.manifest.segments)
+        if lacks_keys and keys != "none":
+            checkpoint = _loaded(model, dtype, device, progress)
+            if keys == "now" or seconds_of_keys(datastore, checkpoint) < QUICK_KEYS_S:
+                make_keys(store, checkpoint, check=check, progress=progress)
+                return True
+        if datastore.manifest.quality is None and datastore.snapshot.is_keyed and check != "none":
             checkpoint = _loaded(model, dtype, device, progress)
             run_checks(datastore, checkpoint, check=check, worked_s=0.0, with_keys=False, progress=progress)
         if not spec.keep_keys:
             datastore.drop_keys()
         return datastore.manifest.number > begun
-
-
-def _check_no_keys(**options: object) -> None:
-    """Raises InvalidInput for an option that has no effect in a store without keys."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidInput(
-                f"{name} is {value!r}, and a store with the index 'none' has no keys; leave it out, or give another"
-                " index",
-                field=name,
-            )
 
 
 def _loaded(model: str | Path | Checkpoint, dtype: str, device: str, progress: Progress) -> Checkpoint:
@@ -281,158 +298,74 @@ def _loaded(model: str | Path | Checkpoint, dtype: str, device: str, progress: P
     return checkpoint
 
 
-def windows_at_once(context: int) -> int:
-    """Returns the number of windows in a block, for a model with this context."""
-    return max(1, min(CHECKPOINT_WINDOWS, CHECKPOINT_TOKENS // context))
+@dataclass(frozen=True)
+class _Run:
+    """The options of a build or an addition."""
+
+    checkpoint: Checkpoint
+    keys: str
+    check: str
+    encoder: BlockEncoder | None
+    progress: Progress
+
+    def fill(
+        self, writer: StoreWriter, corpus: Corpus, *, replace: bool = False, on_text: Callable[[], None]
+    ) -> BuildReport:
+        """Streams the corpus into the writer, commits its text, and makes the keys of it."""
+        begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
+        written = write_text(writer, self.checkpoint.tokenizer, corpus, replace=replace, progress=self.progress)
+        made, keys_s = None, None
+        with writer.commit(self.progress) as datastore:
+            on_text()
+            number = datastore.manifest.last_segment
+            if self.keys == "auto":
+                keys_s = seconds_of_keys(datastore, self.checkpoint, number)
+            if self.keys == "now" or (keys_s is not None and keys_s < QUICK_KEYS_S):
+                made, keys_s = self._make_keys(datastore.path, number), None
+                datastore.refresh()
+            return _report(
+                datastore.snapshot, begin_s, written.tokens, written.documents, resumed, made, self.check, keys_s
+            )
+
+    def _make_keys(self, store: Path, segment: int) -> KeysMade:
+        return make_keys(
+            store, self.checkpoint, segment=segment, check=self.check, encoder=self.encoder, progress=self.progress
+        )
 
 
-class _CorpusWindow(NamedTuple):
-    """A window, with its document if it is the first one of it, and its share of the document's bytes."""
-
-    window: Window
-    starts: Document | None
-    num_bytes: float
-
-
-class _Reading:
-    """The progress of reading a corpus, window by window, in bytes of text."""
-
-    def __init__(self, total_bytes: int, encoder: BlockEncoder, progress: Progress) -> None:
-        self.entries, self._bytes, self._total_bytes = 0, 0.0, total_bytes
-        self._encoder, self._progress = encoder, progress
-        self._block: list[_CorpusWindow] = []
-        self._tell(0.0)
-
-    def begin(self, block: list[_CorpusWindow]) -> None:
-        """Begins a block, of which no window is encoded."""
-        self._block, self._encoded_bytes = block, 0.0
-
-    def on_window(self, place: int) -> None:
-        """Notes an encoded window of the block."""
-        self._encoded_bytes += self._block[place].num_bytes
-        self._tell(self._bytes + self._encoded_bytes)
-
-    def end(self) -> None:
-        """Notes that the block is written."""
-        self.entries += sum(len(each.window.targets_N) for each in self._block)
-        self._bytes += sum(each.num_bytes for each in self._block)
-        self._tell(self._bytes)
-
-    def _tell(self, num_bytes: float) -> None:
-        done = round(num_bytes)
-        note = ", ".join(filter(None, (f"{self.entries:,} entries", self._encoder.note)))
-        self._progress("read", done, max(self._total_bytes, done), note)
-
-
-def _fill(
-    writer: StoreWriter,
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    spec: StoreSpec,
-    *,
-    encoder: BlockEncoder | None,
-    replace: bool = False,
+def _report(
+    snapshot: Snapshot,
+    begin_s: float,
+    entries: int,
+    documents: int,
+    resumed: int,
+    made: KeysMade | None,
     check: str,
-    progress: Progress,
+    keys_s: float | None = None,
 ) -> BuildReport:
-    """Streams the corpus through the model into the writer, commits, and checks the result."""
-    begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
-    encoder = encoder or LocalEncoder(checkpoint.decoder)
-    reading = _Reading(corpus.num_bytes, encoder, progress)
-    # The encoder reads ahead in its own copy of the blocks.
-    at_once = UNREAD_WINDOWS if spec.drafts_only else windows_at_once(spec.context)
-    blocks, ahead = itertools.tee(blocks_of(_windows(checkpoint, corpus, spec), at_once))
-    with closing(_encode(encoder, ahead, resumed, spec, reading.on_window)) as encoded_blocks:
-        for block in blocks:
-            reading.begin(block)
-            encoded = next(encoded_blocks)
-            for (window, document, _), new in zip(block, encoded, strict=True):
-                if document is not None:
-                    writer.begin_document(
-                        document.id, title=document.title, metadata=document.metadata, replace=replace
-                    )
-                if new is None:
-                    writer.verify_resumed(window.targets_N)
-                else:
-                    writer.append(new.keys_ND, window.targets_N, new.pruned_N)
-            if encoded[-1] is not None:
-                writer.checkpoint()
-            reading.end()
-    entries = reading.entries
-    with writer.commit(progress) as datastore:
-        seconds = time.perf_counter() - begin_s
-        checked = run_checks(
-            datastore, checkpoint, check=check, worked_s=seconds, newest=writer.base is not None, progress=progress
-        )
-        if not spec.keep_keys:
-            datastore.drop_keys()
-        snapshot = datastore.snapshot
-        return BuildReport(
-            path=datastore.path,
-            entries=entries,
-            resumed_entries=resumed,
-            documents=snapshot.manifest.segments[-1].documents,
-            index=snapshot.index_kind,
-            bytes_per_entry=snapshot.bytes_on_disk / max(1, snapshot.num_entries),
-            seconds=seconds,
-            check_seconds=time.perf_counter() - begin_s - seconds,
-            tokens_per_s=(entries - resumed) / seconds,
-            quality=checked.quality,
-            key_check=checked.keys,
-            distances=snapshot.distances,
-            pruned=snapshot.num_pruned_entries / max(1, entries),
-            tried=snapshot.manifest.segments[-1].tried,
-            check=check,
-            keeps_keys=snapshot.has_keys,
-            tuning=checked.tuning,
-            check_was_cut=checked.was_cut,
-            untuned=checked.untuned,
-            outgrown=checked.outgrown,
-        )
-
-
-def _windows(checkpoint: Checkpoint, corpus: Corpus, spec: StoreSpec) -> Iterator[_CorpusWindow]:
-    """Yields the windows of all documents in order. Several documents are tokenized together, on all cores."""
-    tokenizer, documents, characters = checkpoint.tokenizer, list[Document](), 0
-    size = WindowSize(spec.context, spec.stride)
-    for document in itertools.chain(corpus, [None]):
-        if document is not None:
-            documents.append(document)
-            characters += len(document.text)
-            if len(documents) < TOKENIZED_DOCUMENTS and characters < TOKENIZED_CHARACTERS:
-                continue
-        if not documents:
-            break
-        tokens = tokenizer.encode_batch([each.text for each in documents])
-        for tokenized, tokens_n in zip(documents, tokens, strict=True):
-            windows = document_windows(checkpoint.decoder, tokens_n, tokenizer.start_id, size)
-            bytes_per_token = tokenized.num_bytes / max(1, len(tokens_n))
-            for number, window in enumerate(windows):
-                num_bytes = bytes_per_token * len(window.targets_N)
-                yield _CorpusWindow(window, tokenized if number == 0 else None, num_bytes)
-        documents, characters = [], 0
-
-
-def _encode(
-    encoder: BlockEncoder,
-    blocks: Iterator[list[_CorpusWindow]],
-    num_resumed_entries: int,
-    spec: StoreSpec,
-    on_window: Callable[[int], None],
-) -> Generator[list[EncodedWindow] | list[None], None, None]:
-    """Encodes block by block, unless there are no keys. Yields None for each window that an interrupted build has
-    written.
-    """
-    entries = 0
-    for block in blocks:
-        entries += sum(len(each.window.targets_N) for each in block)
-        if entries > num_resumed_entries:
-            blocks = itertools.chain([block], blocks)
-            break
-        encoder.skip([each.window for each in block])
-        yield [None] * len(block)
-    windows = ([each.window for each in block] for block in blocks)
-    if spec.drafts_only:
-        yield from ([EncodedWindow(None)] * len(block) for block in windows)
-    else:
-        yield from encoder.encode(windows, spec.prune, on_window)
+    passed_s, checked = time.perf_counter() - begin_s, made.checked if made else Checked()
+    seconds = passed_s - (made.check_seconds if made else 0.0)
+    return BuildReport(
+        path=snapshot.path,
+        entries=entries,
+        keyed_entries=made.entries if made else 0,
+        resumed_entries=resumed + (made.resumed_entries if made else 0),
+        documents=documents,
+        index=snapshot.index_kind,
+        bytes_per_entry=snapshot.bytes_on_disk / max(1, snapshot.num_entries),
+        seconds=seconds,
+        check_seconds=passed_s - seconds,
+        tokens_per_s=(entries - resumed) / seconds,
+        quality=checked.quality,
+        key_check=checked.keys,
+        distances=snapshot.distances,
+        pruned=snapshot.num_pruned_entries / max(1, entries),
+        tried=snapshot.keyed.newest.record.tried if made and made.entries else (),
+        check=check,
+        keeps_keys=snapshot.has_keys,
+        tuning=checked.tuning,
+        check_was_cut=checked.was_cut,
+        untuned=checked.untuned,
+        outgrown=checked.outgrown,
+        keys_s=keys_s,
+    )

@@ -76,32 +76,31 @@ def run_checks(
     Tunes on its own documents a store that was never tuned, or has outgrown that. Of a store without keys there is
     nothing to check.
     """
-    if datastore.snapshot.drafts_only:
+    if not datastore.snapshot.is_keyed:
         return Checked()
-    if check == "none" or not datastore.snapshot.num_entries:
+    if check == "none" or not datastore.snapshot.keyed.num_entries:
         return Checked(untuned=_why_untuned(datastore, check), outgrown=datastore.snapshot.outgrown)
     store, seed = ModelStore(datastore, checkpoint), datastore.manifest.spec.seed
     tunes = must_tune(datastore.snapshot)
     should_take_s = max(QUICK_SHARE * worked_s, QUICK_S)
     limit = NO_LIMIT if check == "full" else TimeLimit.starting_now(PATIENCE * should_take_s)
     passages, keys, tuning = None, None, None
-    most = _most_positions(datastore.snapshot, checkpoint, check, newest=newest)
-    sample = partial(sample_passages, datastore.snapshot, checkpoint, limit=limit, seed=seed, progress=progress)
+    keyed = datastore.snapshot.keyed
+    most = _most_positions(keyed, checkpoint, check, newest=newest)
+    sample = partial(sample_passages, keyed, checkpoint, limit=limit, seed=seed, progress=progress)
     if check == "quick" or (tunes and not newest):
         passages = sample(newest=newest, max_tokens=most)
     if with_keys and check == "full":
-        keys = check_keys(datastore.snapshot, checkpoint, seed=seed, progress=progress)
+        keys = check_keys(keyed, checkpoint, seed=seed, progress=progress)
     elif with_keys and passages is not None:
-        keys = compare_keys(datastore.snapshot, passages.keys_QD, passages.ids_Q)
+        keys = compare_keys(keyed, passages.keys_QD, passages.ids_Q)
     if tunes:
         of_all = passages
         if of_all is None or newest:  # the others are of the addition alone
             few = MAX_TOKENS if check == "full" else _of_a_large_model(checkpoint, QUICK_TOKENS, LEAST_TOKENS)
             of_all = sample(max_tokens=min(most, few))
         num_prompts = MAX_PROMPTS if check == "full" else _of_a_large_model(checkpoint, QUICK_PROMPTS, LEAST_PROMPTS)
-        prompts = sample_prompts(
-            datastore.snapshot, checkpoint, most=num_prompts, limit=limit, seed=seed, progress=progress
-        )
+        prompts = sample_prompts(keyed, checkpoint, most=num_prompts, limit=limit, seed=seed, progress=progress)
         tuning = tune_on_itself(store, of_all, prompts)
     quality = _measure(store, checkpoint, passages, limit, should_take_s, progress)
     untuned = _why_untuned(datastore, check, was_cut=limit.was_reached)
@@ -120,7 +119,7 @@ def _most_positions(snapshot: Snapshot, checkpoint: Checkpoint, check: str, *, n
     """Returns how many positions are worth encoding. Exact search compares each with all entries."""
     most = MAX_TOKENS
     if check == "quick":
-        written = snapshot.segments[-1].record.entries if newest else snapshot.num_entries
+        written = snapshot.newest.record.entries if newest else snapshot.num_entries
         few = _of_a_large_model(checkpoint, QUICK_TOKENS, LEAST_TOKENS)
         most = min(most, max(few, round(QUICK_SHARE * written)))
     if not snapshot.nlist:
@@ -145,7 +144,7 @@ def _measure(
     """Compares the index with exact search and commits the result. Does nothing for a store without all its keys, or if
     the comparison would exceed the limit.
     """
-    snapshot = store.snapshot
+    snapshot = store.snapshot.keyed
     if not snapshot.has_keys:
         return None
     if snapshot.index_kind == FLAT and not snapshot.num_pruned_entries:

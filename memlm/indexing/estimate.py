@@ -17,14 +17,17 @@ from memlm.errors import InvalidInput, StorageFull
 from memlm.index.factory import FLAT, NO_INDEX, Factory
 from memlm.index.ivf import POINTS_FOR_CODES, POINTS_PER_LIST, code_bytes, is_lossless, nlist_of, resolve_index
 from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
+from memlm.index.store.datastore import Datastore
 from memlm.index.threads import faiss_threads
+from memlm.indexing.keys import spec_of_keys, unkeyed
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows, window_size
 
 SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
 MEASURED_S, MEASURED_INPUTS, MEASURED_KEYS = 1.5, 256, 2048
 VALUE_BYTES, PLACE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 4, 8, 300  # a place in the order of passages
-WITHOUT_KEYS_TOKENS_PER_S = 200_000  # benchmarks/log/2026-11-26-draft-only-datastores.md
+TEXT_TOKENS_PER_S = 200_000  # benchmarks/log/2026-11-26-draft-only-datastores.md
+SURELY_QUICK = 2e10  # tokens times parameters, which the slowest machine multiplies in seconds
 BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
 
@@ -59,12 +62,13 @@ def estimate_build(
     corpus: Corpus,
     out: str | Path,
     *,
+    keys: bool = True,
     index: str = "auto",
     size: WindowSize | None = None,
     measure: bool = True,
 ) -> Estimate:
     """Reads some documents, measures for at most two seconds, and extrapolates to the whole corpus. The speed of a
-    build without keys is not measured. Raises InvalidInput if there is no text.
+    build without `keys` is not measured. Raises InvalidInput if there is no text.
     """
     texts, read = [], 0
     for document in replace(corpus, on_problem=lambda problem: None):  # the build itself reports problems
@@ -77,9 +81,8 @@ def estimate_build(
     if not sampled:
         raise InvalidInput("there is no token to store; the corpus has no text", field="corpus")
     entries = round(sampled * max(1.0, corpus.num_bytes / max(1, read)))
-    has_keys = index != NO_INDEX
-    dim = checkpoint.decoder.config.dim if has_keys else 0
-    factory = resolve_index(index, entries, dim)
+    dim = checkpoint.decoder.config.dim if keys else 0
+    factory = resolve_index(index, entries, dim) if keys else NO_INDEX
     has_lists = factory not in (FLAT, NO_INDEX)
     if has_lists:
         Factory.parse(factory).check_lists(entries)
@@ -92,7 +95,7 @@ def estimate_build(
     trained = min(entries, max(lists * POINTS_PER_LIST, 0 if is_lossless(factory) else POINTS_FOR_CODES))
     working = 4 * dim * trained + min(entries, GROUP_ROWS) * (6 * dim + code)
     place = next(folder for folder in (Path(out), *Path(out).absolute().parents) if folder.is_dir())
-    pace = _tokens_per_s(checkpoint, tokens, size or window_size(checkpoint.decoder)) if measure and has_keys else None
+    pace = _tokens_per_s(checkpoint, tokens, size or window_size(checkpoint.decoder)) if measure and keys else None
     return Estimate(
         documents_read=len(texts),
         entries=entries,
@@ -106,9 +109,24 @@ def estimate_build(
     )
 
 
-def seconds_without_keys(entries: int) -> float:
-    """The time of a build with an index of "none", which reads no document with the model."""
-    return entries / WITHOUT_KEYS_TOKENS_PER_S
+def seconds_of_text(entries: int) -> float:
+    """The time until text is committed, which no model reads."""
+    return entries / TEXT_TOKENS_PER_S
+
+
+def seconds_of_keys(datastore: Datastore, checkpoint: Checkpoint, segment: int | None = None) -> float:
+    """Measures for at most two seconds how long the keys of all documents without take, or of those in a segment, given
+    by its number. 0 for few, which are quick on any machine.
+    """
+    spec = spec_of_keys(datastore, checkpoint)
+    chosen = [(each, rows) for each, rows in unkeyed(datastore.snapshot, number=segment) if rows]
+    entries = sum(int(each.sizes[rows].sum()) for each, rows in chosen)
+    if entries * checkpoint.decoder.num_parameters < SURELY_QUICK:
+        return 0.0
+    tokens = [each.text_of(row) for each, rows in chosen for row in rows[:SAMPLE_DOCUMENTS]]
+    lists = nlist_of(resolve_index(spec.index, entries, spec.dim))
+    pace = _tokens_per_s(checkpoint, tokens, WindowSize(spec.context, spec.stride))
+    return entries / pace + entries * _seconds_per_key(spec.dim, lists)
 
 
 def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], size: WindowSize) -> float:

@@ -112,7 +112,8 @@ class Trial:
 
 def sample_trial(store: ModelStore, checkpoint: Checkpoint, *, seed: int = 0, progress: Progress = silent) -> Trial:
     """Samples positions of the store's documents and finds their exact neighbors, as many as its default k."""
-    return trial_of(store.snapshot, sample_queries(store.snapshot, checkpoint, seed=seed, progress=progress))
+    snapshot = store.snapshot.keyed
+    return trial_of(snapshot, sample_queries(snapshot, checkpoint, seed=seed, progress=progress))
 
 
 def trial_of(snapshot: Snapshot, queries: Queries) -> Trial:
@@ -164,7 +165,8 @@ def check_keys(snapshot: Snapshot, checkpoint: Checkpoint, *, seed: int = 0, pro
     """Encodes the beginnings of some documents again and compares the keys with those in the store. If keys were not
     kept, only searches for them. A store without entries passes, and one without keys.
     """
-    if snapshot.drafts_only:
+    snapshot = snapshot.keyed
+    if not snapshot.segments:
         return KeyCheck(found=1.0, aligned=None, positions=0, exact=False)
     spec, start_id = snapshot.manifest.spec, checkpoint.tokenizer.start_id
     keys, ids = [np.empty((0, snapshot.dim), np.float16)], [np.empty(0, np.int64)]

@@ -59,7 +59,7 @@ def tune_on_itself(store: ModelStore, new: Passages, own: Passages) -> SelfTunin
     """Tunes a store on passages of its documents and saves the result as its defaults. `new` are searched for without
     their documents, `own` with them. Returns None, without a change, for too few positions.
     """
-    snapshot, before = store.snapshot, store.snapshot.defaults
+    snapshot, before = store.snapshot.keyed, store.snapshot.defaults
     if min(len(new.ids_Q), len(own.ids_Q)) < LEAST_POSITIONS:
         return None
     k = min(LARGEST_K, snapshot.num_entries)

@@ -103,11 +103,11 @@ def tune(
     with Datastore.open(store) as datastore:
         model_store = ModelStore(datastore, checkpoint)
         datastore.snapshot.check_searchable()
-        if not datastore.snapshot.num_entries:
+        if not datastore.snapshot.keyed.num_entries:
             raise InvalidInput(
                 f"every document of {store} is deleted, so there is nothing to tune; add documents first", field="store"
             )
-        largest = RetrievalParams(k=min(largest_k, max(1, datastore.snapshot.num_entries)))
+        largest = RetrievalParams(k=min(largest_k, max(1, datastore.snapshot.keyed.num_entries)))
         start = Retriever.of([model_store], largest)
         evidence = _retrieve(checkpoint, start, texts, max_tokens, progress)
         own = _own_text(model_store, checkpoint, start.k, progress)
@@ -127,7 +127,7 @@ def tune(
                 gain_error=report.gain_error,
                 adaptive=asdict(adaptive) if report.adaptive_kept else None,
                 nprobe=nprobe,
-                tuned_entries=datastore.snapshot.num_entries,
+                tuned_entries=datastore.snapshot.keyed.num_entries,
             )
         )
     return report
@@ -177,7 +177,7 @@ def _fit_adaptive(
 
 def _own_text(store: ModelStore, checkpoint: Checkpoint, k: int, progress: Progress) -> Evidence | None:
     """Reads pieces of the store's documents as prompts. Returns None for documents that are too short."""
-    snapshot = store.snapshot
+    snapshot = store.snapshot.keyed
     prompts = sample_prompts(snapshot, checkpoint, seed=snapshot.manifest.spec.seed, progress=progress)
     return prompts.evidence(snapshot.search(prompts.keys_QD, k)) if len(prompts.ids_Q) else None
 

@@ -68,7 +68,7 @@ class Retriever:
 
         Documents are excluded by `excluding`. Raises InvalidInput for a weight of a store without keys.
         """
-        draft_stores = tuple(store for store in stores if store.snapshot.drafts_only)
+        draft_stores = tuple(store for store in stores if not store.snapshot.is_keyed)
         searched = tuple(store for store in stores if store not in draft_stores)
         weights = _weights_of(searched, draft_stores, params)
         if not searched:

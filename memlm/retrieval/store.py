@@ -166,6 +166,8 @@ class ModelStore:
             recall=quality.get("recall"),
             nats_change=quality.get("nats_change"),
             lam_adapts=snapshot.defaults.adaptive is not None,
+            num_keyed_entries=snapshot.keyed.num_entries,
+            num_keyed_documents=snapshot.keyed.num_documents,
         )
 
     def find_phrase(self, text: str, k: int, only: DocumentFilter) -> Steps[tuple[Neighbor, ...]]:
@@ -308,7 +310,7 @@ def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint
             f"the datastore {path} was built with another tokenizer than {checkpoint.path} has; build it anew with this"
             " model, or load the model it was built with"
         )
-    if spec.drafts_only:
+    if not manifest.is_keyed:
         return
     if spec.start_id not in (None, checkpoint.tokenizer.start_id):
         raise Incompatible(

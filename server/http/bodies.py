@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
-from memlm.api.datastores import CHECKS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
+from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
     MAX_CONTEXT_CACHE,
@@ -375,6 +375,11 @@ _DOCUMENT: dict[str, Schema] = {
 _ADDING: dict[str, Schema] = {
     "replace": _switch("Replace documents whose ids exist. Otherwise such documents are refused."),
     "check": {"type": "string", "enum": list(CHECKS), "description": "How much of the result to check."},
+    "keys": {
+        "type": "string",
+        "enum": list(KEYS),
+        "description": "When keys are made: now, none, or auto, where that takes less than a minute.",
+    },
     "request_id": _text("Repeating a request with its id returns the first operation."),
 }
 ADD = _object(

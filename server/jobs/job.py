@@ -36,7 +36,8 @@ _ERRORS = {kind.__name__: kind for kind in CODES}
 class Job:
     """A job. The first fields are recorded, the others belong to the attempt that runs.
 
-    `deleted` lists the documents that were deleted from the datastore while its replacement was built.
+    `deleted` lists the documents that were deleted from the datastore while its replacement was built. `is_published`
+    once its text is in service, before its keys are there.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Job:
     attempts: int = 0
     deaths: int = 0
     has_begun: bool = False
+    is_published: bool = False
     skipped: int = 0
     report: dict[str, Any] | None = None
     error: dict[str, str] | None = None

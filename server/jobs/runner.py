@@ -30,11 +30,12 @@ from memlm.index.store.journal import rollback
 from memlm.index.store.manifest import read_manifest
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import EnginePool
+from memlm.server.jobs.background_keys import make_keys_when_idle
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.process import IndexWorkers
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.short import documents_of, may_overtake
-from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, Ended, Progressed, Skipped, Task
+from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, KEYS, Committed, Ended, Progressed, Skipped, Task
 from memlm.server.registry import DatastoreRegistry
 from memlm.wire.status import kind_of
 
@@ -80,6 +81,8 @@ class JobRunner:
         """Starts to run jobs, as many at a time as there are index workers."""
         self._runners = [asyncio.create_task(self._work()) for _ in range(self._config.index_workers)]
         self._runners += [asyncio.create_task(self._write_missed_ends()), asyncio.create_task(self._work_beside())]
+        if self._config.background_keys:
+            self._runners.append(asyncio.create_task(make_keys_when_idle(self._records, self._stores, self.wake)))
         self._prepare_ahead()
 
     async def stop(self) -> None:
@@ -217,7 +220,7 @@ class JobRunner:
             else:
                 await self.end(job, JobState.DONE, report=ended.report)
         elif job.is_cancelled:
-            if await self._clean(job):
+            if await self._clean(job) or job.is_published:
                 await self.end(job, JobState.CANCELLED, error=cancelled_error(job))
             else:  # committed before the kill: another attempt reports it
                 job.is_cancelled, job.state = False, JobState.QUEUED
@@ -257,7 +260,10 @@ class JobRunner:
                 return ended
             log.info("a kept index worker was gone; another does %s", job.name)
 
-    async def _note(self, job: Job, message: Progressed | Skipped) -> None:
+    async def _note(self, job: Job, message: Progressed | Committed | Skipped) -> None:
+        if isinstance(message, Committed):
+            await self._publish_text(job)
+            return
         if isinstance(message, Skipped):
             job.skipped += 1
             log.warning("%s: %s is left out", job.name, message.problem)
@@ -279,11 +285,14 @@ class JobRunner:
             "num_threads": config.index_threads,
             "is_resumed": job.attempts > 1,
             "check": request.get("check", "quick"),
+            "keys": request.get("keys", "auto"),
         }
         if job.kind == ADD:
             return Task(**common, corpus=(Path(job.documents),), replace=request["replace"], since=job.since)
         if job.kind == COMPACT:
             return Task(**common, purge=request.get("purge", False))
+        if job.kind == KEYS:
+            return Task(**common)
         options = {
             name: request[name]
             for name in ("index", "target", "max_ram_bytes", "prune", "window", "stride", "seed")
@@ -300,7 +309,7 @@ class JobRunner:
 
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
-        if job.kind != BUILD:
+        if job.kind != BUILD or job.is_published:
             await self._wait_until_served(job.store)
             if job.request.get("replace"):
                 self._workers.mark_deleted(job.store)
@@ -314,6 +323,22 @@ class JobRunner:
             if job.deleted:
                 await self._delete_from_replacement(job)
             await self._put_in_service(job)
+
+    async def _publish_text(self, job: Job) -> None:
+        """Puts text in service whose keys are made next. A replacement waits for them if documents have to be deleted
+        from it first.
+        """
+        if job.kind == BUILD:
+            async with self.replacing:
+                await self._idle.wait()
+                if job.deleted:
+                    return
+                await self._put_in_service(job)
+                job.is_published = True
+        else:
+            await self._wait_until_served(job.store)
+            job.is_published = True
+        await self._records.write(job)
 
     async def _delete_from_replacement(self, job: Job) -> None:
         """Deletes from a new datastore the documents that were deleted meanwhile from the old one."""
@@ -362,7 +387,7 @@ class JobRunner:
         """Removes the unfinished work of a job. Returns False if the job had committed, and stays. A job that has not
         begun may not touch the folder, which another writer may be using.
         """
-        if job.kind == BUILD:
+        if job.kind == BUILD and not job.is_published:
             await asyncio.to_thread(self._stores.discard, Path(job.path))
             return True
         try:
@@ -392,4 +417,6 @@ class JobRunner:
 
 
 def cancelled_error(job: Job) -> Cancelled:
+    if job.is_published:
+        return Cancelled(f"{job.name} was cancelled; {job.store!r} has its documents, and not all of their keys")
     return Cancelled(f"{job.name} was cancelled; {job.store!r} is as it was before")

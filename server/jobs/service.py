@@ -197,7 +197,7 @@ class JobService:
             for job in self._records:
                 if job.store != report.store:
                     continue
-                if job.is_open and job.kind == BUILD:
+                if job.is_open and job.kind == BUILD and not job.is_published:
                     job.deleted = sorted({*job.deleted, *request.document_ids})
                     await self._records.write(job)
                 elif job.redact(request.document_ids):
@@ -249,7 +249,7 @@ class JobService:
             return Job(id_, owner, BUILD, request.store, str(path), asdict(request), digest, request.request_id)
         name, path = self._stores.path_of(request.store)
         if isinstance(request, AddDocumentsRequest):
-            kind, options = ADD, {"replace": request.replace, "check": request.check}
+            kind, options = ADD, {"replace": request.replace, "check": request.check, "keys": request.keys}
         else:
             kind, options = COMPACT, {"purge": request.purge, "check": request.check}
         documents = "" if upload is None else str(upload.path)

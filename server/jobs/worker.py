@@ -4,7 +4,8 @@ One that stays loads the model and then forks a child for each task. The child r
 that no text, lock or file of a datastore is ever in the process that stays. Any other worker does one task and exits.
 Both may be killed at any time. The next attempt continues from the last sync.
 
-The messages of a task: `Ready` to the front end, the `Task` from it, `Begun`, progress, `Ended`.
+The messages of a task: `Ready` to the front end, the `Task` from it, `Begun`, progress, `Committed` where there is text
+to serve, `Ended`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from memlm.model.files.checkpoint import Checkpoint
 
 REPORT_INTERVAL_S = 0.2
-BUILD, ADD, COMPACT, DELETE = "build", "add", "compact", "delete"
+BUILD, ADD, COMPACT, DELETE, KEYS = "build", "add", "compact", "delete", "keys"
 
 log = logging.getLogger("memlm.server.index_worker")
 
@@ -73,6 +74,7 @@ class Task:
     replace: bool = False
     purge: bool = False
     check: str = "quick"
+    keys: str = "auto"
     document_ids: tuple[str, ...] = ()
     since: int = 0
     is_resumed: bool = False
@@ -101,6 +103,11 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """The text is in the datastore and can be served, while its keys are made."""
+
+
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """A document that cannot be used."""
 
@@ -115,7 +122,7 @@ class Ended:
     error: MemlmError | None = None
 
 
-FromIndexWorker: TypeAlias = Ready | Begun | Progressed | Skipped | Ended
+FromIndexWorker: TypeAlias = Ready | Begun | Progressed | Committed | Skipped | Ended
 
 
 def run_index_worker(pipe: Connection, settings: WorkerSettings) -> None:
@@ -226,7 +233,7 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
     from memlm.data.corpus import Corpus
     from memlm.index.store.datastore import Datastore
     from memlm.index.store.manifest import CURRENT
-    from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build
+    from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, index_keys
 
     begin_s, model = time.monotonic(), checkpoint or task.model
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
@@ -241,7 +248,10 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
             log.warning("%d files with deleted documents of %s live on in copies of it", done.linked_files, task.store)
     elif task.kind == DELETE:
         _delete(task)
+    elif task.kind == KEYS:
+        index_keys(task.path, model, most_pieces=1, **common)
     else:
+        common["keys"] = task.keys
         corpus = Corpus(
             task.corpus, glob=task.glob or "**/*", on_problem=reporter.problem, roots=task.roots, hidden=task.hidden
         )
@@ -249,11 +259,11 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
             if task.is_resumed and _was_added(task, corpus):
                 finish_build(task.path, model, **common)
             else:
-                add_to_index(model, corpus, task.path, replace=task.replace, **common)
+                add_to_index(model, corpus, task.path, replace=task.replace, on_text=reporter.committed, **common)
         elif not (
             task.path / CURRENT
         ).exists():  # the folder is this job's own, so a committed datastore in it is its result
-            build_index(model, corpus, task.path, **common, **task.options)
+            build_index(model, corpus, task.path, on_text=reporter.committed, **common, **task.options)
         else:
             finish_build(task.path, model, **common)
     with Datastore.open(task.path) as store:
@@ -278,7 +288,7 @@ def _delete(task: Task) -> None:
     from memlm.index.store.datastore import Datastore
 
     with Datastore.open(task.path) as store:
-        can_compact = store.snapshot.has_keys or store.snapshot.drafts_only
+        can_compact = store.snapshot.has_keys or not store.snapshot.is_keyed
         present = [id_ for id_ in task.document_ids if store.snapshot.has_document(id_)]
         if present:
             store.delete(present)
@@ -287,7 +297,7 @@ def _delete(task: Task) -> None:
 
 
 def _was_added(task: Task, corpus: Any) -> bool:
-    """Whether an earlier attempt has committed the addition: a newer segment has all its documents. Returns False after
+    """Whether an earlier attempt has committed the addition: newer segments have all its documents. Returns False after
     a compaction has merged all segments; a replacement is then repeated.
     """
     from memlm.index.store.datastore import Datastore
@@ -297,7 +307,9 @@ def _was_added(task: Task, corpus: Any) -> bool:
         if task.replace and len(newer) == len(store.snapshot.segments):
             return False
         names = [document.id for document in corpus] if newer else []
-        return any(all(segment.documents.row_of(name) is not None for name in names) for segment in newer)
+        return bool(newer) and all(
+            any(segment.documents.row_of(name) is not None for segment in newer) for name in names
+        )
 
 
 class _ProgressReporter:
@@ -313,6 +325,10 @@ class _ProgressReporter:
             return
         self._phase, self._reported_s = phase, now_s
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
+
+    def committed(self) -> None:
+        """Reports that the text is in the datastore."""
+        self._pipe.send(Committed())
 
     def problem(self, problem: object) -> None:
         """Reports a document that is skipped."""

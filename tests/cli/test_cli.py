@@ -287,7 +287,7 @@ def test_eval_tells_the_figures_that_the_design_names(capsys, model_folder, stor
 
 def test_verify_exits_with_1_where_something_is_wrong(capsys, own_store, monkeypatch):
     monkeypatch.setattr("memlm.index.store.segment.SMALL_BYTES", 0)
-    path = own_store / "segments" / "000001" / "keys.npy"
+    path = own_store / "segments" / "000002" / "keys.npy"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
@@ -448,7 +448,7 @@ def test_another_model_adds_nothing(capsys, tokenizer, own_store, corpus_folder,
 def test_a_store_without_keys_names_what_it_serves(capsys, tokenizer, corpus_folder, tmp_path):
     store, model = tmp_path / "s", save_chat_model(tmp_path / "chat", tokenizer, context_length=4000)
     code, printed, told = memlm(
-        capsys, "index", "build", corpus_folder, "--model", model, "--out", store, "--index", "none"
+        capsys, "index", "build", corpus_folder, "--model", model, "--out", store, "--keys", "none"
     )
     assert (code, "take about" in told) == (0, False)
     assert f"no keys: {SERVED_WITHOUT_KEYS}" in printed

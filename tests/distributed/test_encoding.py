@@ -15,8 +15,8 @@ from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput, NotFound, Unavailable
 from memlm.index.store.datastore import Datastore
-from memlm.indexing import build as indexing_build
-from memlm.indexing.build import add_to_index, build_index
+from memlm.indexing import keys as indexing_keys
+from memlm.indexing.build import add_to_index, build_index, index_keys
 from memlm.model import Decoder, Memorizing, ModelConfig
 from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
@@ -49,7 +49,7 @@ def two_workers(cluster, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(indexing_build, "CHECKPOINT_WINDOWS", 4)
+    monkeypatch.setattr(indexing_keys, "CHECKPOINT_WINDOWS", 4)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_build_on_a_cluster_has_the_entries_of_one_in_this_process(
         assert encoder.note.endswith("on 1 node")  # of one or two workers: the second may load until the end
     assert report.entries == len(local[0])
     assert_same(store, local)
-    assert any("on 1 node" in note for phase, note in notes if phase == "read")
+    assert any("on 1 node" in note for phase, note in notes if phase == "make keys")
 
 
 @pytest.mark.cluster
@@ -113,7 +113,7 @@ def test_a_stopped_build_resumes_with_either_engine(
     store, corpus = tmp_path / "store", Corpus([corpus_folder])
 
     def stop(phase, done, total, note=""):
-        if phase == "read" and done > total // 2:
+        if phase == "make keys" and done > total // 2:
             raise Stopped
 
     for is_first in (True, False):
@@ -125,7 +125,7 @@ def test_a_stopped_build_resumes_with_either_engine(
                 with pytest.raises(Stopped):
                     build_index(checkpoint, corpus, store, encoder=encoder, check="none", progress=stop)
             else:
-                report = build_index(checkpoint, corpus, store, encoder=encoder, check="none")
+                report = index_keys(store, checkpoint, encoder=encoder, check="none")
                 assert 0 < report.resumed_entries < report.entries
         finally:
             if encoder is not None:
@@ -154,7 +154,7 @@ def test_a_killed_worker_costs_its_blocks_alone(two_workers, tmp_path, model_fol
 
         def kill(phase, done, total, note=""):
             nonlocal killed
-            if phase == "read" and killed < 3:
+            if phase == "make keys" and killed < 3:
                 ready = list(encoder._nodes)
                 if ready:
                     ray.kill(draw.choice(ready), no_restart=False)
@@ -317,7 +317,7 @@ def test_the_command_builds_on_a_cluster_of_its_own(tmp_path, model_folder, corp
     [
         (["--engine", "spark"], "engine"),
         (["--address", "auto"], "--engine ray"),
-        (["--engine", "ray", "--index", "none"], "without the model"),
+        (["--engine", "ray", "--keys", "none"], "makes keys"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tmp_path, model_folder, corpus_folder, options, message):
@@ -353,7 +353,7 @@ def test_a_node_may_die_at_any_moment(tmp_path, model_folder, checkpoint, corpus
 
         def kill(phase, done, total, note=""):
             nonlocal ticks
-            ticks += phase == "read"
+            ticks += phase == "make keys"
             if ticks == at:
                 cluster.remove_node(nodes.pop(draw.randrange(2)), allow_graceful=False)
             elif ticks == at + 8 and len(nodes) < 2:

@@ -31,7 +31,7 @@ def stores(
     for folder in folders:
         shutil.copytree(store_folder, folder)
     folders.append(tmp_path_factory.mktemp("rights") / "keyless")
-    build_index(model_folder, Corpus([corpus_folder]), folders[-1], index="none")
+    build_index(model_folder, Corpus([corpus_folder]), folders[-1], keys="none")
     return folders
 
 

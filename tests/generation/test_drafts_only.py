@@ -21,7 +21,7 @@ from memlm.generation.drafts.sources import Drafter
 from memlm.index.store.backup import copy_store
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.suffixes import SUFFIXES
-from memlm.indexing import build as indexing_build
+from memlm.indexing import text as indexing_text
 from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build
 from memlm.indexing.estimate import estimate_build
 from memlm.indexing.train_gate import train_spalm
@@ -57,7 +57,7 @@ def documents(quantized: Checkpoint, corpus_folder: Path) -> list[Document]:
 def built(tmp_path_factory: pytest.TempPathFactory, quantized: Checkpoint, documents: list[Document]) -> Path:
     """A store that tests only read."""
     path = tmp_path_factory.mktemp("drafts") / "drafts"
-    build_index(quantized, documents, path, index="none")
+    build_index(quantized, documents, path, keys="none")
     return path
 
 
@@ -149,7 +149,7 @@ def test_a_store_serves_every_model_of_its_tokenizer_alone(tokenizer, path, stor
 
 
 def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
-    without = "'drafts' has no keys .* passages and search by words"
+    without = "'drafts' has no keys yet, .*memlm index keys drafts.* Answers, passages"
     with pytest.raises(Incompatible, match=without):
         lm.search("drafts", "the memory")
     with pytest.raises(Incompatible, match=without):
@@ -161,7 +161,7 @@ def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
         lambda: lm.engine.stores.model_store().snapshot.exact().search(np.zeros((1, 32), np.float32), 1),
         lambda: lm.engine.stores.model_store().snapshot.keys(np.array([1 << 40])),
     ):
-        with pytest.raises(Incompatible, match=r"has no keys .* passages and search by words"):
+        with pytest.raises(Incompatible, match=r"has no keys yet, .* Answers, passages, search by words"):
             work()
     for name, value in (("k", 4), ("lam", 0.5), ("knn_temperature", 1.0), ("spalm", True)):
         with pytest.raises(InvalidInput, match=f"{name} is set, but no datastore is searched"):
@@ -169,17 +169,6 @@ def test_what_needs_keys_says_so(lm, path, quantized, corpus_folder, documents):
     with pytest.raises(InvalidInput, match="'drafts' has no keys, so it is not mixed in and has no weight"):
         written(lm, stores={"drafts": 2.0})
     assert written(lm, stores={"drafts": 1.0}).text
-
-
-@pytest.mark.parametrize(
-    "option",
-    [{"target": 0.9}, {"max_ram_bytes": 1 << 30}, {"keep_keys": False}, {"prune": 0.9}, {"window": 8}, {"stride": 4}],
-)
-def test_an_option_of_keys_is_refused_in_a_build_without_them(quantized, documents, tmp_path, option):
-    (name,) = option
-    with pytest.raises(InvalidInput, match=f"^{name} is .* has no keys; leave it out"):
-        build_index(quantized, documents, tmp_path / "new", index="none", **option)
-    assert not (tmp_path / "new").exists()
 
 
 def test_texts_are_scored_by_the_model_alone(lm, quantized, corpus_folder):
@@ -204,15 +193,20 @@ def test_a_store_has_its_tokens_and_no_keys(path, quantized, documents):
         assert set(record.files) == {"values.npy", "starts.npy", "documents.sqlite", SUFFIXES}
         for document in documents:
             assert snapshot.tokens(document.id).tolist() == quantized.tokenizer.encode(document.text).tolist()
-        assert (snapshot.dim, snapshot.index_kind, snapshot.distances, snapshot.has_keys) == (0, "none", "none", False)
+        assert (snapshot.index_kind, snapshot.distances, snapshot.is_keyed, snapshot.has_keys) == (
+            "none",
+            "none",
+            False,
+            False,
+        )
         shown = dict(info_lines(snapshot))
-        assert shown["index"] == f"none: {SERVED_WITHOUT_KEYS}"
+        assert shown["keys"].startswith(f"none: {SERVED_WITHOUT_KEYS}")
         assert not {"quality", "defaults", "tuned"} & set(shown)
         assert snapshot.verify() == []
     assert not finish_build(path, quantized)
     info = ModelStore.open(path, quantized).info()
-    assert (info.dim, info.index, info.lam, info.k) == (0, "none", 0.0, 0)
-    estimate = estimate_build(quantized, corpus_of(documents), path / "new", index="none")
+    assert (info.num_keyed_entries, info.index, info.lam, info.k) == (0, "none", 0.0, 0)
+    estimate = estimate_build(quantized, corpus_of(documents), path / "new", keys=False)
     assert estimate.disk_bytes < 12 * estimate.entries + 400 * len(documents)
     assert (estimate.index, estimate.tokens_per_s, estimate.seconds) == ("none", None, None)
 
@@ -236,7 +230,7 @@ def test_damage_is_found(path, name, monkeypatch):
 
 def test_added_replaced_and_compacted_documents_give_drafts(quantized, documents, tmp_path):
     path, others = tmp_path / "drafts", documents[:-1]
-    build_index(quantized, others, path, index="none")
+    build_index(quantized, others, path, keys="none")
     with LanguageModel(quantized, [path]) as lm:
         assert copied_tokens(written(lm, drafts=6)) < 10
         add_to_index(quantized, documents[-1:], path)
@@ -269,7 +263,8 @@ def test_a_copy_gives_drafts_too(quantized, built, tmp_path):
 
 
 def test_a_killed_build_goes_on(quantized, documents, built, tmp_path, monkeypatch):
-    monkeypatch.setattr(indexing_build, "UNREAD_WINDOWS", 2)
+    monkeypatch.setattr(indexing_text, "CHECKPOINT_TOKENS", 2)
+    monkeypatch.setattr(indexing_text, "AT_ONCE_DOCUMENTS", 2)
 
     class Killed(Exception):
         """Stands for a kill in the middle of a build."""
@@ -279,10 +274,8 @@ def test_a_killed_build_goes_on(quantized, documents, built, tmp_path, monkeypat
             raise Killed
 
     with pytest.raises(Killed):
-        build_index(quantized, documents, tmp_path / "cut", index="none", progress=kill)
-    with pytest.raises(Incompatible, match="dim 0, not 32"):
-        build_index(quantized, documents, tmp_path / "cut")
-    report = build_index(quantized, documents, tmp_path / "cut", index="none")
+        build_index(quantized, documents, tmp_path / "cut", keys="none", progress=kill)
+    report = build_index(quantized, documents, tmp_path / "cut", keys="none")
     assert 0 < report.resumed_entries < report.entries
     for name in ("values.npy", SUFFIXES):
         one, other = (folder / "segments" / "000001" / name for folder in (tmp_path / "cut", built))

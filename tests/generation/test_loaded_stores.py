@@ -86,7 +86,7 @@ def without_current(path: Path) -> None:
 
 
 def without_values(path: Path) -> None:
-    (path / "segments" / "000001" / "values.npy").unlink()
+    (path / "segments" / "000002" / "values.npy").unlink()
     with_another_number(path)
 
 

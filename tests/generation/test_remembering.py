@@ -12,7 +12,6 @@ from texts import make_text
 from memlm.api.datastores import MAX_REMEMBERED, MAX_REMEMBERED_CHARACTERS, NewDocument, RememberRequest, text_id
 from memlm.data.corpus import Corpus, Document
 from memlm.errors import AlreadyExists, InvalidInput, NotFound
-from memlm.index.factory import NO_INDEX
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
@@ -28,8 +27,8 @@ def open_copy(store: Path, model: Path, folder: Path) -> LanguageModel:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 24, "stride": 8}, {"prune": 0.02}, {"index": NO_INDEX}],
-    ids=["default", "small windows", "pruned", "drafts only"],
+    [{}, {"window": 24, "stride": 8}, {"prune": 0.02}, {"keys": "none"}],
+    ids=["default", "small windows", "pruned", "without keys"],
 )
 def test_a_remembered_text_has_the_entries_of_an_added_one(checkpoint, corpus_folder, tmp_path, options):
     corpus, texts = Corpus([corpus_folder / "doc-1.txt"]), {"short": SHORT, "long": LONG}

@@ -23,7 +23,7 @@ from memlm.index.store.writer import StoreWriter
 
 
 def finish(path: Path, corpus: Corpus, index: str = IVF) -> Datastore:
-    with StoreWriter.create(path, spec(index)) as writer:
+    with StoreWriter.create(path, spec(index), keyed=index != NO_INDEX) as writer:
         fill(writer, corpus)
         return writer.commit(defaults=DEFAULTS)
 
@@ -40,11 +40,11 @@ def content_of(store: Datastore) -> tuple[list[bytes], list]:
 @pytest.mark.parametrize("stop_after", [0, 1, 5, 12])
 def test_a_resumed_build_equals_an_uninterrupted_one_entry_for_entry(corpus, tmp_path, stop_after, index):
     whole = build(tmp_path / "whole", corpus, index)
-    with StoreWriter.create(tmp_path / "cut", spec(index)) as writer:
+    with StoreWriter.create(tmp_path / "cut", spec(index), keyed=index != NO_INDEX) as writer:
         fill(writer, corpus, stop_after=stop_after)
         writer.begin_document("not checkpointed")
         writer.append(None if index == NO_INDEX else np.ones((3, 12), np.float32), np.arange(3))
-    with StoreWriter.create(tmp_path / "cut", spec(index)) as writer:
+    with StoreWriter.create(tmp_path / "cut", spec(index), keyed=index != NO_INDEX) as writer:
         assert writer.num_resumed_entries == corpus.sizes[:stop_after].sum()
         fill(writer, corpus)
         resumed = writer.commit(defaults=DEFAULTS)
@@ -139,7 +139,7 @@ def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus,
     more = Corpus(2, num_documents=3, prefix="more")
 
     def add(path: Path) -> None:
-        with StoreWriter.extend(path, spec(index)) as writer:
+        with StoreWriter.extend(path, spec(index), keyed=index != NO_INDEX) as writer:
             fill(writer, more)
             writer.commit(defaults=DEFAULTS).close()
 

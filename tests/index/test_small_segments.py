@@ -58,7 +58,7 @@ def test_a_remembered_document_is_found_at_once_and_by_whoever_opens_the_store(c
         assert each.snapshot.verify() == []
 
 
-def test_a_store_for_drafts_only_remembers_texts(corpus, tmp_path):
+def test_a_store_without_keys_remembers_texts(corpus, tmp_path):
     store = build(tmp_path / "s", corpus, NO_INDEX)
     store.remember([entries("note", 1, keys=False)])
     assert store.snapshot.tokens("note").tolist() == entries("note", 1).values_N.tolist()
@@ -99,13 +99,13 @@ def test_an_addition_goes_on_over_what_is_remembered_and_merged_meanwhile(corpus
     path, keys = tmp_path / "s", index != NO_INDEX
     store = build(path, corpus, index)
     store.remember([entries("before", 9, keys=keys)])
-    with StoreWriter.extend(path, spec(index)) as writer:
+    with StoreWriter.extend(path, spec(index), keyed=index != NO_INDEX) as writer:
         fill(writer, LATER, stop_after=2)
         for number in range(MERGED_AT_ONCE):
             store.remember([entries(f"note-{number}", number, keys=keys)])
         assert store.merge_small()
     assert is_being_extended(path)
-    with StoreWriter.extend(path, spec(index)) as writer:  # as another process, after a kill
+    with StoreWriter.extend(path, spec(index), keyed=index != NO_INDEX) as writer:  # as another process, after a kill
         assert writer.num_resumed_entries == LATER.sizes[:2].sum()
         store.remember([entries("late", 8, keys=keys)])
         fill(writer, LATER)

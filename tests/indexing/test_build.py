@@ -24,16 +24,21 @@ from memlm.evaluation import evaluate
 from memlm.index.neighbors import Neighbors
 from memlm.index.selection import agreement
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import KnnDefaults
 from memlm.index.store.segment import Segment
 from memlm.indexing import build as indexing_build
-from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, windows_at_once
+from memlm.indexing import keys as indexing_keys
+from memlm.indexing import text as indexing_text
+from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, index_keys
 from memlm.indexing.estimate import estimate_build
 from memlm.indexing.fitting import best_lam
+from memlm.indexing.keys import windows_at_once
 from memlm.indexing.quality import check_keys, measure_quality, sample_queries, sample_trial
 from memlm.indexing.tune import tune
-from memlm.language_model import load
+from memlm.language_model import LanguageModel, load
 from memlm.model import Decoder, Memorizing, ModelConfig
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
 from memlm.retrieval.encoder import Encoder, predictions_of
 from memlm.retrieval.store import ModelStore
 
@@ -44,11 +49,12 @@ class Killed(Exception):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(indexing_build, "CHECKPOINT_WINDOWS", 4)
+    monkeypatch.setattr(indexing_keys, "CHECKPOINT_WINDOWS", 4)
 
 
 def read(store: Path, name: str) -> np.ndarray:
-    return np.load(store / "segments" / "000001" / name)
+    (folder,) = (store / "segments").iterdir()
+    return np.load(folder / name)
 
 
 def test_every_corpus_token_is_one_entry_with_its_value(store_folder, corpus_folder, tokenizer):
@@ -72,22 +78,143 @@ def test_a_key_is_the_last_feed_forwards_input_after_its_norm(store_folder, corp
     np.testing.assert_allclose(keys_ND, expected_TD, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("killed_at", [1, 2, 5])
-def test_a_killed_build_goes_on_and_ends_with_the_same_entries(model_folder, corpus_folder, tmp_path, killed_at):
-    whole = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", check="none")
-    notes = set()
+def killing(phase: str, call: int):
+    """Progress that kills a build at a call of a phase."""
+    calls = iter(range(1, call))
 
-    def kill(phase: str, done: int, total: int | None, note: str = "") -> None:
-        notes.update({note} if phase == "read" else ())
-        if len(notes) == 1 + killed_at:  # the first is that of no block
+    def tell(now: str, done: int, total: int | None, note: str = "") -> None:
+        if now == phase and next(calls, None) is None:
             raise Killed
 
-    with pytest.raises(Killed):
-        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", progress=kill)
-    resumed = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", check="none")
-    assert 0 < resumed.resumed_entries < resumed.entries == whole.entries
+    return tell
+
+
+def assert_equal_stores(one: Path, other: Path) -> None:
     for name in ("keys.npy", "values.npy", "starts.npy"):
-        np.testing.assert_array_equal(read(tmp_path / "cut", name), read(tmp_path / "whole", name))
+        np.testing.assert_array_equal(read(one, name), read(other, name))
+
+
+def test_a_build_killed_before_its_commit_goes_on(model_folder, corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing_text, "CHECKPOINT_TOKENS", 2)
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", check="none")
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", progress=killing("read", 5))
+    resumed = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", check="none")
+    assert 0 < resumed.resumed_entries < resumed.entries
+    assert_equal_stores(tmp_path / "cut", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("call", [20, 40, 70])
+def test_killed_keys_go_on_and_end_with_the_same_entries(model_folder, corpus_folder, tmp_path, call):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", check="none")
+    with pytest.raises(Killed):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut", progress=killing("make keys", call))
+    with Datastore.open(tmp_path / "cut") as store:  # with its text
+        assert (store.snapshot.num_documents, store.snapshot.is_keyed) == (8, False)
+    with pytest.raises(AlreadyExists, match=r"memlm index keys .* makes the keys of documents without"):
+        build_index(model_folder, Corpus([corpus_folder]), tmp_path / "cut")
+    resumed = index_keys(tmp_path / "cut", model_folder, check="none")
+    assert 0 < resumed.resumed_entries < resumed.keyed_entries
+    assert_equal_stores(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_keys_that_are_made_later_are_those_of_a_build(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole")
+    assert build_index(model_folder, Corpus([corpus_folder]), tmp_path / "later", keys="none").keyed_entries == 0
+    report = index_keys(tmp_path / "later", model_folder)
+    assert report.keyed_entries == report.entries > 0
+    assert_equal_stores(tmp_path / "later", tmp_path / "whole")
+    with Datastore.open(tmp_path / "later") as later, Datastore.open(tmp_path / "whole") as whole:
+        assert later.snapshot.defaults == whole.snapshot.defaults
+    assert index_keys(tmp_path / "later", model_folder).keyed_entries == 0
+
+
+def test_pieces_of_keys_are_committed_one_by_one_and_no_document_moves(
+    model_folder, corpus_folder, tmp_path, monkeypatch
+):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "whole", check="none")
+    monkeypatch.setattr(indexing_keys, "PIECE_TOKENS", 150)
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", keys="none")
+    with Datastore.open(tmp_path / "s") as store:
+        ids = [document.id for document in store.snapshot.documents()]
+        seen = list[int]()
+        while index_keys(tmp_path / "s", model_folder, check="none", most_pieces=1).keyed_entries:
+            store.refresh()
+            seen.append(store.snapshot.keyed.num_documents)
+            assert [document.id for document in store.snapshot.documents()] == ids
+            assert store.snapshot.verify() == []
+        assert len(seen) > 2
+        assert seen == sorted(set(seen))
+        assert seen[-1] == len(ids)
+    compact_index(tmp_path / "s", model_folder)
+    assert_equal_stores(tmp_path / "s", tmp_path / "whole")
+
+
+def test_chosen_documents_alone_get_keys_and_alone_give_neighbors(model_folder, checkpoint, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", keys="none")
+    index_keys(tmp_path / "s", model_folder, only=DocumentFilter(("doc-3.txt", "doc-5.txt")))
+    with LanguageModel(checkpoint, [tmp_path / "s"]) as lm:
+        info = lm.get_datastore()
+        assert (info.num_documents, info.num_keyed_documents) == (8, 2)
+        assert 0 < info.num_keyed_entries < info.num_entries
+        text = (corpus_folder / "doc-0.txt").read_text()[:80]
+        found = {
+            neighbor.document_id
+            for token in lm.generate(text, max_tokens=8, neighbors=4)
+            for neighbor in token.neighbors
+        }
+        assert found <= {"doc-3.txt", "doc-5.txt"} != set()
+        assert lm.search(None, text.split()[0], by="words", k=50)
+        lm.delete_documents(["doc-3.txt", "doc-5.txt"])
+    compact_index(tmp_path / "s", purge=True)
+    with Datastore.open(tmp_path / "s") as store:
+        assert (store.snapshot.num_documents, store.snapshot.num_deleted_documents) == (6, 0)
+        assert not store.snapshot.is_keyed
+
+
+def test_documents_that_go_while_their_keys_are_made_stay_away(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", keys="none")
+
+    def delete(phase: str, done: int, total: int | None, note: str = "") -> None:
+        if phase == "make keys" and done == total:
+            with Datastore.open(tmp_path / "s") as store:
+                if store.snapshot.has_document("doc-4.txt"):
+                    store.delete(["doc-4.txt"])
+
+    index_keys(tmp_path / "s", model_folder, progress=delete)
+    with Datastore.open(tmp_path / "s") as store:
+        assert not store.snapshot.has_document("doc-4.txt")
+        assert store.snapshot.num_documents == store.snapshot.keyed.num_documents == 7
+
+
+def test_an_addition_to_text_without_keys_makes_none_unless_asked(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder / "doc-0.txt"]), tmp_path / "s", keys="none")
+    assert add_to_index(model_folder, Corpus([corpus_folder / "doc-1.txt"]), tmp_path / "s").keyed_entries == 0
+    added = add_to_index(model_folder, Corpus([corpus_folder / "doc-2.txt"]), tmp_path / "s", keys="now")
+    assert added.keyed_entries == added.entries
+    with Datastore.open(tmp_path / "s") as store:
+        assert [document.id for document in store.snapshot.keyed.documents()] == ["doc-2.txt"]
+
+
+def test_keys_that_would_take_long_are_not_made_by_themselves(model_folder, corpus_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing_build, "QUICK_KEYS_S", 0.0)
+    report = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s")
+    assert (report.keyed_entries, report.keys_s) == (0, 0.0)
+    assert build_index(model_folder, Corpus([corpus_folder]), tmp_path / "t", keys="now").keyed_entries
+
+
+def test_the_first_keys_may_be_of_another_model_with_the_tokenizer(model_folder, checkpoint, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", keys="none")
+    shutil.copytree(model_folder, tmp_path / "other")
+    other = load_checkpoint(tmp_path / "other")
+    with torch.no_grad():
+        other.decoder.embedding.weight.mul_(1.5)
+    save_checkpoint(tmp_path / "changed", other.decoder, other.tokenizer)
+    index_keys(tmp_path / "s", tmp_path / "changed")
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.manifest.spec.model_fingerprint == load_checkpoint(tmp_path / "changed").fingerprint
+    with pytest.raises(Incompatible, match="built by another model"):
+        index_keys(tmp_path / "s", model_folder)
 
 
 def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_folder, tmp_path, monkeypatch):
@@ -105,22 +232,25 @@ def test_a_build_that_is_stopped_leaves_no_thread_at_work(model_folder, corpus_f
 
 
 def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_folder, tmp_path):
-    result: dict[str, list[tuple[int, int | None]]] = {}
+    phases = list[tuple[str, list[tuple[int, int | None]]]]()
 
     def tell(phase: str, done: int, total: int | None, note: str = "") -> None:
-        result.setdefault(phase, []).append((done, total))
+        if not phases or phases[-1][0] != phase:
+            phases.append((phase, []))
+        phases[-1][1].append((done, total))
 
     build_index(
         model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", check="full", progress=tell
     )
-    assert list(result) == [
-        "load", "read", "train index", "assign to lists", "add to index", "evaluate index", "check files",
-        "sort passages", "check", "check keys", "tune", "measure quality",
+    assert [phase for phase, _ in phases] == [
+        "load", "read", "check files", "sort passages", "make keys", "train index", "assign to lists", "add to index",
+        "evaluate index", "check files", "sort passages", "check", "check keys", "tune", "measure quality",
     ]  # fmt: skip
-    for steps in result.values():
+    for _, steps in phases:
         assert steps == sorted(steps)
         assert steps[-1][0] == steps[-1][1]
-    assert min(len(result["check keys"]), len(result["measure quality"])) > 2
+    lengths = {phase: len(steps) for phase, steps in phases}
+    assert min(lengths["check keys"], lengths["measure quality"]) > 2
 
 
 def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> None:
@@ -159,7 +289,7 @@ def test_an_addition_killed_in_its_checks_is_measured_by_nobodys_figures_until_i
 
 @pytest.mark.parametrize(("context", "windows"), [(16, 128), (256, 128), (1024, 32), (2048, 16), (131_072, 1)])
 def test_what_a_kill_may_cost_is_bounded_in_tokens_too(monkeypatch, context, windows):
-    monkeypatch.setattr(indexing_build, "CHECKPOINT_WINDOWS", 128)
+    monkeypatch.setattr(indexing_keys, "CHECKPOINT_WINDOWS", 128)
     assert windows_at_once(context) == windows
 
 
@@ -377,9 +507,12 @@ def shifted(request, corpus_folder, tokenizer, tmp_path):
     checkpoint = load_checkpoint(tmp_path / "model")
     append = StoreWriter.append
 
+    def shift(keys_ND: np.ndarray | None, places: int) -> np.ndarray | None:
+        return None if keys_ND is None else np.roll(keys_ND, places, 0)
+
     def build(places: int, **options: Any) -> Datastore:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(StoreWriter, "append", lambda w, keys, *others: append(w, np.roll(keys, places, 0), *others))
+            patch.setattr(StoreWriter, "append", lambda w, keys, *others: append(w, shift(keys, places), *others))
             path = tmp_path / f"by-{places}"
             return Datastore.open(build_index(checkpoint, Corpus([corpus_folder]), path, **options).path)
 
@@ -488,7 +621,7 @@ def test_a_datastore_without_its_keys_is_added_to_and_checked_as_far_as_it_can_b
     report = add_to_index(checkpoint, Corpus([new]), store)
     assert (report.documents, report.quality, report.key_check.aligned) == (1, None, None)
     assert report.key_check.problems("store") == []
-    print_build(report, json=False)
+    print_build(report, Path("model"), json=False)
     assert "not measured against exact search" in capsys.readouterr().out
     with Datastore.open(store) as datastore:
         assert not any(segment.has_keys for segment in datastore.snapshot.segments)

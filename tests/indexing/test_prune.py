@@ -8,7 +8,7 @@ import pytest
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
-from memlm.indexing.build import add_to_index, build_index, compact_index
+from memlm.indexing.build import add_to_index, build_index, compact_index, index_keys
 from memlm.language_model import load
 from memlm.retrieval.encoder import Encoder, document_windows
 
@@ -91,9 +91,9 @@ def test_a_pruned_store_is_changed_as_any_other(pruned_folder, model_folder, cor
 
 def test_a_pruned_build_goes_on_where_it_was_interrupted(model_folder, corpus_folder, tmp_path, monkeypatch):
     from memlm.index.store.writer import StoreWriter
-    from memlm.indexing import build
+    from memlm.indexing import keys
 
-    monkeypatch.setattr(build, "CHECKPOINT_WINDOWS", 8)
+    monkeypatch.setattr(keys, "CHECKPOINT_WINDOWS", 8)
     corpus = Corpus([corpus_folder])
     build_index(model_folder, corpus, tmp_path / "whole", prune=PRUNE)
     steps, checkpoint_once = [], StoreWriter.checkpoint
@@ -101,17 +101,17 @@ def test_a_pruned_build_goes_on_where_it_was_interrupted(model_folder, corpus_fo
     def stop(writer: StoreWriter) -> None:
         checkpoint_once(writer)
         steps.append(writer)
-        if len(steps) == 4:
+        if len(steps) == 6:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(StoreWriter, "checkpoint", stop)
     with pytest.raises(KeyboardInterrupt):
         build_index(model_folder, corpus, tmp_path / "again", prune=PRUNE)
     monkeypatch.setattr(StoreWriter, "checkpoint", checkpoint_once)
-    report = build_index(model_folder, corpus, tmp_path / "again", prune=PRUNE)
+    report = index_keys(tmp_path / "again", model_folder)
     assert report.resumed_entries > 0
     for name in ("keys.npy", "values.npy", "pruned.npy", "starts.npy"):
-        paths = [tmp_path / store / "segments" / "000001" / name for store in ("whole", "again")]
+        paths = [tmp_path / store / "segments" / "000002" / name for store in ("whole", "again")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
 
 

@@ -134,7 +134,7 @@ def test_deleted_and_added_documents_are_followed(model_folder, store, bert):
 
 
 def test_a_datastore_without_keys_is_searched_by_meaning_too(tmp_path, model_folder, corpus_folder, bert):
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none")
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", keys="none")
     with opened(model_folder, tmp_path / "drafts", bert) as lm:
         assert order(lm, "meaning")
         assert order(lm, "both")

@@ -150,7 +150,7 @@ def test_what_is_stored_in_one_form_is_found_in_the_other(model_folder, tmp_path
         for form in ("NFC", "NFD")
         for number, word in enumerate(words)
     }
-    build_index(model_folder, [Document(*each) for each in stored.items()], tmp_path / "store", index="none")
+    build_index(model_folder, [Document(*each) for each in stored.items()], tmp_path / "store", keys="none")
     with load(model_folder, [tmp_path / "store"]) as lm:
         for number, word in enumerate(words):
             expected = {f"NFC{number}", f"NFD{number}"}
@@ -163,7 +163,7 @@ def test_what_is_stored_in_one_form_is_found_in_the_other(model_folder, tmp_path
 
 
 def test_tables_that_an_older_rule_of_words_made_are_made_anew(model_folder, tmp_path):
-    build_index(model_folder, [Document("a", "C++ is old")], tmp_path / "store", index="none")
+    build_index(model_folder, [Document("a", "C++ is old")], tmp_path / "store", keys="none")
     with pytest.MonkeyPatch.context() as older:
         for module, rule in ((words_module, "words_of"), (passages_module, "terms_of")):
             older.setattr(module, "RULE", "1")

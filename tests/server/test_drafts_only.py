@@ -41,7 +41,7 @@ def test_only_a_caller_that_may_use_the_store_gets_its_drafts(
         Client(server.address, token=EVE) as eve,
     ):
         plain = written(ann, 0)
-        report = ann.datastores.build("code", str(corpus_folder), index="none").result(PATIENCE_S)
+        report = ann.datastores.build("code", str(corpus_folder), keys="none").result(PATIENCE_S)
         assert report.index == ann.datastores.get("code").index == "none"
         ann.datastores.add("code", [NewDocument("copied", PROMPT + plain.text)]).result(PATIENCE_S)
         found = written(ann, 6)

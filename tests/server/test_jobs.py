@@ -702,7 +702,7 @@ def kill_in_checks(phase: str, done: int, total: int | None, note: str = "") -> 
 def phases_in(pipe: Connection) -> set[str]:
     phases = set()
     while pipe.poll():
-        phases.add(pipe.recv().phase)
+        phases.add(getattr(pipe.recv(), "phase", ""))
     return phases
 
 

@@ -135,7 +135,7 @@ def test_a_worker_that_is_killed_at_work_costs_one_attempt(
         add(client, document("first"))
         pid = kept_pid(server)
         job = client.datastores.add("store", [document(f"long-{n}", 2000) for n in range(8)])
-        wait_until(lambda: job.progress().phase == "read")
+        wait_until(lambda: job.progress().phase == "make keys")
         (child,) = server.job_pids
         os.kill(child, signal.SIGSTOP)
         assert child != pid

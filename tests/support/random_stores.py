@@ -15,9 +15,9 @@ DEFAULTS = KnnDefaults(k=8, lam=0.25, temperature=1.0, tuned_on=None)
 
 
 def spec(index: str = "auto", **changes) -> StoreSpec:
-    dim = 0 if index == NO_INDEX else DIM
-    return StoreSpec(**{"dim": dim, "model_fingerprint": "m", "tokenizer_fingerprint": "t", "context": 8, "stride": 4,
-                        "index": index, **changes})  # fmt: skip
+    """Settings of keys that are indexed so. Of "none", which stands for entries without keys, those of "auto"."""
+    return StoreSpec(**{"dim": DIM, "model_fingerprint": "m", "tokenizer_fingerprint": "t", "context": 8, "stride": 4,
+                        "index": "auto" if index == NO_INDEX else index, **changes})  # fmt: skip
 
 
 class Corpus:
@@ -49,23 +49,23 @@ def fill(writer: StoreWriter, corpus: Corpus, *, stop_after: int | None = None) 
         if writer.is_resumed(len(values_N)):
             writer.verify_resumed(values_N)
         else:
-            writer.append(None if writer.spec.drafts_only else keys_ND, values_N)
+            writer.append(keys_ND if writer.keyed else None, values_N)
             writer.checkpoint()
 
 
 def build(path: Path, corpus: Corpus, index: str = "auto") -> Datastore:
-    with StoreWriter.create(path, spec(index)) as writer:
+    with StoreWriter.create(path, spec(index), keyed=index != NO_INDEX) as writer:
         fill(writer, corpus)
         return writer.commit(defaults=DEFAULTS)
 
 
 def add(path: Path, corpus: Corpus, *, index: str = IVF, stop_after: int | None = None, replace: bool = False) -> None:
     """Adds a corpus, or replaces what it names; stopped early, it is left uncommitted."""
-    with StoreWriter.extend(path, spec(index)) as writer:
+    with StoreWriter.extend(path, spec(index), keyed=index != NO_INDEX) as writer:
         if not replace:
             fill(writer, corpus, stop_after=stop_after)
         for name, keys_ND, values_N in corpus.blocks() if replace else ():
             writer.begin_document(name, title=name.upper(), metadata={"number": 0}, replace=True)
-            writer.append(keys_ND, values_N)
+            writer.append(keys_ND if writer.keyed else None, values_N)
         if stop_after is None:
             writer.commit(defaults=DEFAULTS).close()

@@ -103,6 +103,7 @@ def add(
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose ids exist.")] = False,
+    keys: options.Keys = "auto",
     check: options.Check = "quick",
     request_id: RequestId = None,
     wait: Wait = True,
@@ -113,7 +114,7 @@ def add(
     """Upload documents and add them to a datastore."""
     with client_of(target, timeout) as client:
         documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
-        job = client.datastores.add(name, documents, replace=replace, check=check, request_id=request_id)
+        job = client.datastores.add(name, documents, replace=replace, keys=keys, check=check, request_id=request_id)
         _follow(job, wait=wait, json=json)
 
 

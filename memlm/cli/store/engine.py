@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from memlm.distributed.cluster import prepare
 from memlm.errors import InvalidInput, check_choice
-from memlm.index.factory import NO_INDEX
 
 if TYPE_CHECKING:
     from memlm.indexing.encoding import BlockEncoder
@@ -18,9 +17,14 @@ if TYPE_CHECKING:
 ENGINES = ("local", "ray")
 
 
+def keys_of(engine: str, keys: str) -> str:
+    """When keys are made: at once by an engine that is given for them."""
+    return "now" if engine != "local" and keys == "auto" else keys
+
+
 @contextmanager
 def reader_of(
-    engine: str, model: Path | Checkpoint, *, dtype: str, device: str, address: str | None, index: str = ""
+    engine: str, model: Path | Checkpoint, *, dtype: str, device: str, address: str | None, keys: str = "now"
 ) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
     """The model of a build, loaded if a cluster is to read with it, and its encoder. A cluster reads with the model of
     a path.
@@ -28,9 +32,9 @@ def reader_of(
     Raises InvalidInput for options that do not go together.
     """
     check_choice("engine", engine, ENGINES)
-    if engine != "local" and index == NO_INDEX:
+    if engine != "local" and keys != "now":
         raise InvalidInput(
-            f"engine is {engine}, and a store with the index none is built without the model; leave engine out",
+            f"engine is {engine}, which makes keys, and keys is {keys}; leave one of them out",
             field="engine",
         )
     if engine == "local":

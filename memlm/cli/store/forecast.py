@@ -1,4 +1,4 @@
-"""What a build will take: said before it begins where that is more than a minute, and asked about where it is long."""
+"""What keys will take: said before they are made where that is more than a minute, and asked about where it is long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memlm.base.figures import duration
 from memlm.base.progress import LOADING
 from memlm.cli.store.render import print_estimate
 from memlm.cli.terminal.console import ConsoleProgress, err
-from memlm.index.factory import FLAT, NO_INDEX
+from memlm.index.factory import FLAT
 from memlm.index.store.manifest import CURRENT, JOURNAL, read_manifest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SAID_S, ASKED_S = 60.0, 600.0  # an estimate above the first is said, above the 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBuild:
-    """A build or an addition, as its command line describes it."""
+    """The keys of a build or an addition, as its command line describes it."""
 
     model: Path
     corpus: Corpus
@@ -41,8 +41,6 @@ class PlannedBuild:
         """Prints the files and the estimate. Raises StorageFull where the disk will not hold the datastore."""
         estimate = self._estimate(self.load())
         print_estimate(estimate, [name for name, _ in self.corpus.files()], self.store, json=json)
-        if not json:
-            _say(estimate)
         estimate.check(self.store)
 
     def foretell(self, checkpoint: Checkpoint, *, asks: bool) -> None:
@@ -50,10 +48,8 @@ class PlannedBuild:
         answer of no.
         """
         estimate = self._estimate(checkpoint)
-        if not (self.store / CURRENT).exists():
-            _say(estimate)
-        elif estimate.seconds is not None and estimate.seconds > SAID_S:
-            err.print(f"{estimate.entries:,} entries take about {duration(estimate.seconds)}.", markup=False)
+        if estimate.seconds is not None and estimate.seconds > SAID_S:
+            err.print(f"The keys of {estimate.entries:,} tokens take about {duration(estimate.seconds)}.", markup=False)
         is_long = estimate.seconds is not None and estimate.seconds > ASKED_S
         is_typed = sys.stdin is not None and sys.stdin.isatty() and err.is_terminal
         if is_long and asks and is_typed and not typer.confirm("Go on?", err=True):
@@ -78,11 +74,11 @@ class PlannedBuild:
 
 
 def foretell_build(planned: PlannedBuild, *, asks: bool) -> Path | Checkpoint:
-    """Foretells a new datastore, and returns the loaded model. Where there is nothing to foretell, because a build
-    resumes, is refused, or reads nothing with the model, returns the model's path.
+    """Foretells the keys of a new datastore, and returns the loaded model. Where there is nothing to foretell, because
+    a build resumes or is refused, returns the model's path.
     """
     is_there = any((planned.store / name).exists() for name in (JOURNAL, CURRENT))
-    if planned.corpus.has_pipes or planned.index == NO_INDEX or is_there:
+    if planned.corpus.has_pipes or is_there:
         return planned.model
     checkpoint = planned.load()
     planned.foretell(checkpoint, asks=asks)
@@ -96,8 +92,7 @@ def foretell_addition(
     if corpus.has_pipes or (store / JOURNAL).exists() or not (store / CURRENT).exists():
         return model
     manifest = read_manifest(store)
-    if (spec := manifest.spec).index == NO_INDEX:
-        return model
+    spec = manifest.spec
     from memlm.retrieval.store import check_fingerprints
 
     # An addition fills the lists that are there, in a small part of its time.
@@ -106,16 +101,3 @@ def foretell_addition(
     check_fingerprints(manifest, path=store, checkpoint=checkpoint)
     planned.foretell(checkpoint, asks=asks)
     return checkpoint
-
-
-def _say(estimate: Estimate) -> None:
-    """Says how long entries with keys take, and which way is quicker, where that is worth a line."""
-    from memlm.indexing.estimate import seconds_without_keys
-
-    if estimate.seconds is not None and estimate.seconds > SAID_S:
-        err.print(
-            f"{estimate.entries:,} entries take about {duration(estimate.seconds)}. A datastore with --index none takes"
-            f" about {duration(seconds_without_keys(estimate.entries))}, and `memlm answer` can ask its documents at"
-            " once.",
-            markup=False,
-        )

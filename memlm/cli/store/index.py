@@ -14,7 +14,7 @@ from memlm.base.figures import counted
 from memlm.base.options import RESEARCH
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
-from memlm.cli.store.engine import reader_of
+from memlm.cli.store.engine import keys_of, reader_of
 from memlm.cli.store.forecast import PlannedBuild, foretell_addition, foretell_build
 from memlm.cli.store.render import (
     print_build,
@@ -22,6 +22,7 @@ from memlm.cli.store.render import (
     print_copy,
     print_delete_preview,
     print_info,
+    print_keys,
     print_neighbors,
     print_passages,
     print_tuning,
@@ -44,12 +45,9 @@ def build(
     corpus: options.Corpora,
     model: options.Model,
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder.")],
+    keys: options.Keys = "auto",
     index: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|none|FACTORY",
-            help="auto, a Faiss factory string, or none: in seconds, for answer, passages, trace, words and drafts.",
-        ),
+        str, typer.Option(metavar="auto|FACTORY", help="Index of the keys, as Faiss names it.", rich_help_panel=INDEX)
     ] = "auto",
     target: Annotated[
         float | None,
@@ -89,7 +87,7 @@ def build(
     yes: options.Yes = False,
     json: options.Json = False,
 ) -> None:
-    """Build a datastore with one entry per token. An interrupted build resumes."""
+    """Build a datastore: of text, which answers in seconds, and of keys. An interrupted build resumes."""
     documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
     planned = PlannedBuild(model, documents, out_folder, index, window, stride, dtype, device)
     if dry_run:
@@ -99,23 +97,22 @@ def build(
     with on_interrupt(partial(describe_build, out_folder, model)):
         from memlm.indexing.build import build_index, check_build
 
-        check_build(
-            out_folder, index=index, target=target, max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune,
-            window=window, stride=stride, check=check,
-        )  # fmt: skip
-        given = foretell_build(planned, asks=not (yes or json)) if engine == "local" else model
+        keys = keys_of(engine, keys)
+        check_build(out_folder, keys=keys, index=index, target=target, prune=prune, check=check)
+        is_foretold = engine == "local" and keys == "now"
+        given = foretell_build(planned, asks=not (yes or json)) if is_foretold else model
         with (
             ConsoleProgress() as progress,
-            reader_of(engine, given, dtype=dtype, device=device, address=address, index=index) as (loaded, encoder),
+            reader_of(engine, given, dtype=dtype, device=device, address=address, keys=keys) as (loaded, encoder),
         ):
             if given is model:
                 progress(LOADING, 0, 1)
             report = build_index(
-                loaded, documents, out_folder, index=index, target=target, encoder=encoder,
+                loaded, documents, out_folder, keys=keys, index=index, target=target, encoder=encoder,
                 max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune, window=window,
                 stride=stride, seed=seed, check=check, dtype=dtype, device=device, progress=progress,
             )  # fmt: skip
-    print_build(report, json=json)
+    print_build(report, model, json=json)
 
 
 @app.command(epilog="Example: memlm index add store more/ --model model")
@@ -124,6 +121,7 @@ def add(
     corpus: options.Corpora,
     model: options.Model,
     replace: Annotated[bool, typer.Option(help="Replace documents whose ids exist.")] = False,
+    keys: options.Keys = "auto",
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -140,21 +138,56 @@ def add(
     documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
     with on_interrupt(partial(describe_build, store, model)):
         given: Path | Checkpoint = model
-        if engine == "local":
+        keys = keys_of(engine, keys)
+        if engine == "local" and keys == "now":
             given = foretell_addition(model, documents, store, dtype=dtype, device=device, asks=not (yes or json))
         with (
             ConsoleProgress() as progress,
-            reader_of(engine, given, dtype=dtype, device=device, address=address) as (loaded, encoder),
+            reader_of(engine, given, dtype=dtype, device=device, address=address, keys=keys) as (loaded, encoder),
         ):
             if given is model:
                 progress(LOADING, 0, 1)
             from memlm.indexing.build import add_to_index
 
             report = add_to_index(
-                loaded, documents, store, replace=replace, check=check, dtype=dtype, device=device,
+                loaded, documents, store, replace=replace, keys=keys, check=check, dtype=dtype, device=device,
                 encoder=encoder, progress=progress,
             )  # fmt: skip
-    print_build(report, json=json)
+    print_build(report, model, json=json)
+
+
+@app.command(epilog="Example: memlm index keys store --model model")
+def keys(
+    store: options.StoreArgument,
+    model: options.Model,
+    documents: Annotated[
+        list[str] | None, typer.Option("--document", metavar="ID|FOLDER|GLOB", help="Only these documents. Repeatable.")
+    ] = None,
+    check: options.Check = "quick",
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    engine: options.Engine = "local",
+    address: options.Address = None,
+    json: options.Json = False,
+) -> None:
+    """Make the keys of documents without, by which generation finds neighbors. An interrupted run goes on."""
+    from memlm.api.datastores import document_filter
+
+    check_choice("check", check, CHECKS)
+    only = document_filter(tuple(documents or ()), ())
+    with (
+        on_interrupt(lambda: f"what has keys keeps them; to go on: {this_command()}"),
+        ConsoleProgress() as progress,
+        reader_of(engine, model, dtype=dtype, device=device, address=address) as (loaded, encoder),
+    ):
+        if loaded is model:
+            progress(LOADING, 0, 1)
+        from memlm.indexing.build import index_keys
+
+        report = index_keys(
+            store, loaded, only=only, check=check, dtype=dtype, device=device, encoder=encoder, progress=progress
+        )
+    print_keys(report, json=json)
 
 
 @app.command(epilog="Example: memlm index delete store --where license=unknown")

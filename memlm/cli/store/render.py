@@ -18,7 +18,6 @@ from memlm.base.figures import counted, duration, figure, file_size
 from memlm.base.phrases import phrase_places, words_of
 from memlm.base.printable import one_line, printable
 from memlm.cli.terminal.console import emit_json, err, jsonable, out
-from memlm.index.factory import NO_INDEX
 
 SHOWN_FILES = 100
 SERVED_WITHOUT_KEYS = (
@@ -94,44 +93,66 @@ def print_estimate(estimate: Any, files: list[str], out_folder: Path, *, json: b
 
 def _estimate_lines(estimate: Any, num_files: int) -> list[tuple[str, str]]:
     """Names and values of an estimate, in the units of people."""
-    from memlm.indexing.estimate import seconds_without_keys
+    from memlm.indexing.estimate import seconds_of_text
 
     ram, pace = f"{file_size(estimate.ram_bytes)} to build", ""
     if estimate.search_bytes:
         ram += f", {file_size(estimate.search_bytes)} to search"
     if estimate.tokens_per_s is not None:
         pace = f", {estimate.tokens_per_s:,.0f} tokens/s with this model on this machine"
-    seconds = seconds_without_keys(estimate.entries) if estimate.seconds is None else estimate.seconds
+    time = f"about {duration(seconds_of_text(estimate.entries))} until it answers"
+    if estimate.seconds is not None:
+        time += f", {duration(estimate.seconds)} for keys{pace}"
     return [
         ("files", f"{num_files:,}"),
         ("entries", f"about {estimate.entries:,}, one a token"),
         ("index", estimate.index),
         ("disk", f"{file_size(estimate.disk_bytes)} at most, {file_size(estimate.free_bytes)} are free"),
         ("RAM", ram),
-        ("time", f"about {duration(seconds)}{pace}"),
+        ("time", time),
     ]
 
 
-def print_build(report: Any, *, json: bool) -> None:
-    """Prints the report of a build: size, speed, quality against exact search, and the checks of keys and values."""
-    from memlm.index.selection import IndexTrial
-
+def print_build(report: Any, model: Path, *, json: bool) -> None:
+    """Prints the report of a build: size, speed, and what was found out about the keys, or how to make some."""
     if json:
         emit_json(report)
         return
-    quality = report.quality
-    for number, tried in enumerate(report.tried):
-        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {IndexTrial(**tried)}")
-    entries, documents = counted(report.entries, "entry"), counted(report.documents, "document")
+    tokens, documents = counted(report.entries, "token"), counted(report.documents, "document")
     out.print(
-        f"{entries} from {documents}, {report.bytes_per_entry:,.0f} bytes each;"
-        f" {report.tokens_per_s:,.0f} tokens/s, index {report.index}"
+        f"{tokens} from {documents}, {report.bytes_per_entry:,.0f} bytes each; {report.tokens_per_s:,.0f} tokens/s"
     )
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
-    if report.index == NO_INDEX:
-        out.print(f"no keys: {SERVED_WITHOUT_KEYS}")
-    elif report.check == "none":
+    if report.keyed_entries:
+        _print_keys(report)
+    else:
+        to_make = f"memlm index keys {quote(str(report.path))} --model {quote(str(model))}"
+        cost = f" would take about {duration(report.keys_s)}" if report.keys_s is not None else " were not made"
+        out.print(one_line(f"no keys: {SERVED_WITHOUT_KEYS}. Keys{cost}: {to_make}"), markup=False)
+    out.print(one_line(f"The datastore is in {report.path}."), markup=False)
+
+
+def print_keys(report: Any, *, json: bool) -> None:
+    """Prints the report of keys that were made."""
+    if json:
+        emit_json(report)
+    elif not report.keyed_entries:
+        out.print("all of these documents have keys")
+    else:
+        _print_keys(report)
+        out.print(f"{counted(report.documents, 'document')}, {report.tokens_per_s:,.0f} tokens/s")
+
+
+def _print_keys(report: Any) -> None:
+    """Prints the quality of the index against exact search, and the checks of keys and values."""
+    from memlm.index.selection import IndexTrial
+
+    quality = report.quality
+    for number, tried in enumerate(report.tried):
+        out.print(f"{'chosen' if number == len(report.tried) - 1 else 'tried'}: {IndexTrial(**tried)}")
+    out.print(f"keys of {counted(report.keyed_entries, 'token')}, index {report.index}")
+    if report.check == "none":
         done = "checked or tuned" if report.untuned else "checked"
         out.print(
             one_line(
@@ -184,7 +205,6 @@ def print_build(report: Any, *, json: bool) -> None:
             ),
             markup=False,
         )
-    out.print(one_line(f"The datastore is in {report.path}."), markup=False)
 
 
 def print_compaction(done: Any, *, json: bool) -> None:
@@ -273,6 +293,8 @@ def facts_of(snapshot: Any) -> dict[str, Any]:
     manifest, defaults = snapshot.manifest, snapshot.defaults
     return {
         "entries": snapshot.num_entries,
+        "keyed_entries": snapshot.keyed.num_entries,
+        "keyed_documents": snapshot.keyed.num_documents,
         "pruned_entries": snapshot.num_pruned_entries,
         "documents": snapshot.num_documents,
         "deleted_documents": snapshot.num_deleted_documents,
@@ -350,11 +372,16 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
         ("defaults", settings),
         ("tuned", tuned),
     ]
-    if snapshot.drafts_only:
+    to_make = f"memlm index keys {quote(str(snapshot.path))} --model MODEL"
+    if not snapshot.is_keyed:
         about_keys = [
             ("tokenizer", f"that of {spec.model or 'unnamed'}, fingerprint {spec.tokenizer_fingerprint}"),
-            ("index", f"none: {SERVED_WITHOUT_KEYS}"),
+            ("keys", one_line(f"none: {SERVED_WITHOUT_KEYS}; {to_make} makes them")),
         ]
+    elif (keyed := snapshot.keyed).num_documents < snapshot.num_documents:
+        share = keyed.num_entries / max(1, snapshot.num_entries)
+        have = f"{keyed.num_documents:,} of {counted(snapshot.num_documents, 'document')}, {share:.0%} of the entries"
+        about_keys.insert(0, ("keys", one_line(f"of {have}; {to_make} makes the others")))
     return [
         ("content", f"{counted(snapshot.num_entries, 'entry')} of {documents}{pruned}{deleted}"),
         ("on disk", f"{file_size(snapshot.bytes_on_disk)} in {segments}"),

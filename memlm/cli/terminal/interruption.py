@@ -46,11 +46,17 @@ def this_command() -> str:
 def describe_build(store: Path, model: Path) -> str:
     """What an interrupted build or addition left in a datastore's folder."""
     from memlm.errors import MemlmError
-    from memlm.index.store.journal import Journal
+    from memlm.index.store.journal import KEYS, Journal
     from memlm.index.store.manifest import CURRENT, JOURNAL
 
     try:
-        entries = Journal.decode(store / JOURNAL).entries
+        journal = Journal.decode(store / JOURNAL)
+        entries: int | None = journal.entries
+        if journal.task.startswith(KEYS):
+            return (
+                f"the text of {store} is committed and answers; memlm index keys {shlex.quote(str(store))} --model"
+                f" {shlex.quote(str(model))} goes on with its keys"
+            )
     except (OSError, MemlmError):
         entries = None
     if entries:

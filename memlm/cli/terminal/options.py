@@ -54,6 +54,14 @@ Check = Annotated[
     str,
     typer.Option(metavar="quick|full|none", help="Check the result: briefly, in full, or not at all."),
 ]
+Keys = Annotated[
+    str,
+    typer.Option(
+        "--keys",
+        metavar="auto|now|none",
+        help="Make keys, by which generation finds neighbors: at once, not now, or (auto) if it takes below a minute.",
+    ),
+]
 OnError = Annotated[str, typer.Option(metavar="skip|fail", help="Skip unusable text, or fail.")]
 Prompt = Annotated[
     str | None,

@@ -50,7 +50,7 @@ class ListDatastoresResponse(_message.Message):
     def __init__(self, datastores: _Optional[_Iterable[_Union[Datastore, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Datastore(_message.Message):
-    __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on", "store_id", "problem", "recall", "nats_change", "lam_adapts")
+    __slots__ = ("name", "path", "manifest", "num_entries", "num_documents", "num_deleted_documents", "dim", "index", "bytes_per_entry", "k", "lam", "knn_temperature", "tuned_on", "store_id", "problem", "recall", "nats_change", "lam_adapts", "num_keyed_entries", "num_keyed_documents")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,8 @@ class Datastore(_message.Message):
     RECALL_FIELD_NUMBER: _ClassVar[int]
     NATS_CHANGE_FIELD_NUMBER: _ClassVar[int]
     LAM_ADAPTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEYED_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEYED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     manifest: int
@@ -87,7 +89,9 @@ class Datastore(_message.Message):
     recall: float
     nats_change: float
     lam_adapts: bool
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ..., recall: _Optional[float] = ..., nats_change: _Optional[float] = ..., lam_adapts: bool = ...) -> None: ...
+    num_keyed_entries: int
+    num_keyed_documents: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ..., recall: _Optional[float] = ..., nats_change: _Optional[float] = ..., lam_adapts: bool = ..., num_keyed_entries: _Optional[int] = ..., num_keyed_documents: _Optional[int] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
     __slots__ = ("text", "store", "k", "nprobe", "by", "documents", "where")
@@ -186,7 +190,7 @@ class GetDatastoreRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ...) -> None: ...
 
 class BuildDatastoreRequest(_message.Message):
-    __slots__ = ("store", "corpus", "glob", "index", "target", "max_ram_bytes", "drop_keys", "prune", "stride", "seed", "replace", "request_id", "hidden", "window", "check")
+    __slots__ = ("store", "corpus", "glob", "index", "target", "max_ram_bytes", "drop_keys", "prune", "stride", "seed", "replace", "request_id", "hidden", "window", "check", "keys")
     STORE_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
     GLOB_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +206,7 @@ class BuildDatastoreRequest(_message.Message):
     HIDDEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     store: str
     corpus: _containers.RepeatedScalarFieldContainer[str]
     glob: str
@@ -217,21 +222,24 @@ class BuildDatastoreRequest(_message.Message):
     hidden: bool
     window: int
     check: str
-    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_ram_bytes: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ..., hidden: bool = ..., window: _Optional[int] = ..., check: _Optional[str] = ...) -> None: ...
+    keys: str
+    def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_ram_bytes: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ..., hidden: bool = ..., window: _Optional[int] = ..., check: _Optional[str] = ..., keys: _Optional[str] = ...) -> None: ...
 
 class AddDocumentsRequest(_message.Message):
-    __slots__ = ("store", "replace", "request_id", "documents", "check")
+    __slots__ = ("store", "replace", "request_id", "documents", "check", "keys")
     STORE_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     store: str
     replace: bool
     request_id: str
     documents: _containers.RepeatedCompositeFieldContainer[Document]
     check: str
-    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., check: _Optional[str] = ...) -> None: ...
+    keys: str
+    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., check: _Optional[str] = ..., keys: _Optional[str] = ...) -> None: ...
 
 class Document(_message.Message):
     __slots__ = ("id", "text", "title", "metadata", "continues")
