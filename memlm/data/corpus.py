@@ -11,7 +11,7 @@ and of formats that are converted a few more.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -93,10 +93,16 @@ class Corpus:
 
     def require_text(self) -> None:
         """Raises InvalidInput where an iteration would find no document. Reads up to the first one, so that a caller
-        knows it before a model is loaded. With a pipe, nothing is read.
+        knows it before a model is loaded. With `on_error="fail"` reads all, so that whatever raises UnusableText does
+        so before anything is written. With a pipe, nothing is read.
         """
-        if not self.documents and not self.has_pipes:
-            next(iter(replace(self, on_problem=_ignore, on_document=_ignore)))
+        if self.has_pipes:
+            return
+        documents = iter(replace(self, on_problem=_ignore, on_document=_ignore))
+        if self.on_error == "fail":
+            deque(documents, maxlen=0)
+        elif not self.documents:
+            next(documents)
 
     @property
     def has_pipes(self) -> bool:
