@@ -12,7 +12,7 @@ import re
 from collections import Counter
 
 from memlm.base.texts import MARKS, text_of
-from memlm.data.extract.outcome import Unreadable
+from memlm.data.extract.outcome import Extracted, Unreadable
 
 SAMPLE_BYTES = 1 << 16  # whose zeros are counted
 LEAST_BYTES = 16  # that tell UTF-16
@@ -31,7 +31,7 @@ UNLIKELY = re.compile(
     rf"[^\x00-\x7f{WORD_LETTERS}{SIGNS}]"
     rf"|(?<=[^\W\d_])[{SIGNS.removeprefix(WITHIN)}](?=[^\W\d_])"
     rf"|[{WORD_LETTERS}]{{3}}"
-    r"|(?<=[a-zß-öø-ÿ])[À-ÖØ-Þ](?=[a-zß-öø-ÿ])"
+    r"|(?<=[a-zß-öø-ÿ])[À-ÖØ-ÞŒŠŸŽ](?=[a-zß-öø-ÿ])"
     r"|(?<=[^\W\d_])[‚„]"
     r"|õ(?!e)|Õ(?!E)"  # Hungarian's in its own encoding; Portuguese writes õe
     r"|[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
@@ -64,6 +64,11 @@ def decode(data: bytes, *, declared: str = "") -> str:
         if text is not None and (_is_western(text) if name == "cp1252" else not CONTROLS.search(text)):
             return text
     raise Unreadable(f"{NOT_UTF_8} (byte 0x{data[bad]:02x}); {ADVICE}", line=1 + data.count(b"\n", 0, bad))
+
+
+def read_text(data: bytes) -> Extracted:
+    """A text as it is. Raises Unreadable."""
+    return Extracted(decode(data))
 
 
 def declared_in_html(head: bytes) -> str:

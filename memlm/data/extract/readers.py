@@ -9,6 +9,7 @@ from memlm.data.extract.outcome import Extracted, Unreadable
 
 MAX_TITLE = 500  # characters
 
+TEXT = "text"  # in an encoding that has to be found out
 READERS = {
     "html": "html.read_html",
     "pdf": "pdf.read_pdf",
@@ -18,6 +19,7 @@ READERS = {
     "epub": "epub.read_epub",
     "notebook": "notebook.read_notebook",
     "mail": "mail.read_mail",
+    TEXT: "encodings.read_text",
 }
 
 
