@@ -93,8 +93,8 @@ class Corpus:
 
     def require_text(self) -> None:
         """Raises InvalidInput where an iteration would find no document. Reads up to the first one, so that a caller
-        knows it before a model is loaded. With `on_error="fail"` reads all, so that whatever raises UnusableText does
-        so before anything is written. With a pipe, nothing is read.
+        knows it before a model is loaded. With `on_error="fail"` reads all, so that UnusableText is raised
+        before anything is written. With a pipe, nothing is read.
         """
         if self.has_pipes:
             return

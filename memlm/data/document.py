@@ -1,4 +1,4 @@
-"""Documents, and what was found instead of one."""
+"""Documents, and problems in place of one."""
 
 from __future__ import annotations
 

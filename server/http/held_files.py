@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 from memlm.api.datastores import NewDocument
 from memlm.data.extract.kinds import MAIL, MAILBOX, kind_of, kind_within, refusal_of
@@ -77,7 +78,7 @@ class Converter:
         for id_, kind, data in file.parts():
             count += 1
             try:
-                extracted = await asyncio.wrap_future(self._extractor.submit(kind, lambda data=data: data))
+                extracted = await asyncio.wrap_future(self._extractor.submit(kind, partial(bytes, data)))
             except Unreadable as why:
                 raise refused(id_, why) from None
             for piece in _pieces(id_, kind, extracted):

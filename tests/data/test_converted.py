@@ -3,16 +3,20 @@
 import gzip
 import json
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import made_files as made
 import pytest
+from texts import make_text
 
 from memlm.data import reading
 from memlm.data.corpus import Corpus, Document, Problem, UnusableText
 from memlm.data.extract import pool
 from memlm.data.extract.pool import Limits
+from memlm.indexing.build import build_index
 
 pytest.importorskip("pypdfium2", reason="the extra `documents` is not installed")
 
@@ -231,3 +235,47 @@ def test_children_end_with_their_pool_and_with_their_parent(tmp_path):
         assert extractor.extract("html", b"<p>x").text == "x\n"
         (child,) = extractor._started
     assert child._process.returncode == -signal.SIGKILL
+
+
+def test_a_build_of_converted_files_goes_on_after_a_kill_as_if_there_was_none(tmp_path, model_folder):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(12):
+        page = "".join(f"<h2>Part {part}</h2><p>{make_text(number * 9 + part, 300)}" for part in range(3))
+        write(folder, **{f"{number:02}.html": page.encode(), f"{number:02}.pdf": made.pdf(f"page {number}", "two")})
+    write(folder, **{"05.docx": b"PK nonsense"})
+    whole = build_index(model_folder, Corpus([folder]), tmp_path / "whole", check="none")
+    script = (
+        "import os, signal, sys; from memlm.data.corpus import Corpus; from memlm.indexing.build import build_index\n"
+        "def kill(phase, done, total, note=''):\n"
+        "    if phase == 'read' and not note.startswith('0 '): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "build_index(sys.argv[1], Corpus([sys.argv[2]]), sys.argv[3], check='none', progress=kill)"
+    )
+    command = [sys.executable, "-c", script, str(model_folder), str(folder), str(tmp_path / "cut")]
+    assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    report = build_index(model_folder, Corpus([folder]), tmp_path / "cut", check="none")
+    assert 0 < report.resumed_entries < report.entries == whole.entries
+    first, second = (
+        {
+            file.name: file.read_bytes()
+            for file in (tmp_path / name / "segments").rglob("*.npy")
+            if file.name != "keys.npy"
+        }
+        for name in ("whole", "cut")
+    )
+    assert first == second
+    assert "values.npy" in first
+
+
+def test_children_end_when_their_parent_is_killed(tmp_path):
+    (tmp_path / "a.html").write_text("<p>text")
+    script = (
+        "import os, signal, sys; from memlm.data.extract.pool import Extractor, Limits\n"
+        "extractor = Extractor(Limits(), 1); extractor.extract('html', b'<p>x')\n"
+        "print(extractor._started[0]._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(done.stdout)}").exists()

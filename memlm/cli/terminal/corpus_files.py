@@ -1,4 +1,4 @@
-"""What became of the files of a corpus: told on the terminal by reason, and in full in the file of `--report`."""
+"""The fate of each file of a corpus: told on the terminal by reason, and in full in the file of `--report`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CorpusFiles:
             report.flush()
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """First what was left out."""
+        """The files that were left out come first."""
         for where, why in self._problems:
             yield {"path": where, "reason": why}
         for (file, id_), (format_, characters) in self._stored.items():

@@ -61,7 +61,7 @@ class Blocks:
             self._gap = "\n\n"
 
     def part(self) -> None:
-        """Ends a list, or a table: what follows is set off by an empty line."""
+        """Ends a list, or a table: an empty line follows."""
         self._gap = "\n\n"
 
     def page(self) -> None:

@@ -7,7 +7,7 @@ import posixpath
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -42,7 +42,7 @@ class Container:
         with self.open(name) as part:
             return part.read()
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> io.BufferedReader:
         """A part, to be read in pieces."""
         try:
             info = self._archive.getinfo(name)
@@ -54,7 +54,7 @@ class Container:
         self._read_bytes += info.file_size
         if grown or info.file_size > MAX_PART_BYTES or self._read_bytes > MAX_UNPACKED_BYTES:
             raise Unreadable(f"unpacks to more than is read of one file ({name}: {info.file_size:,} bytes)")
-        return _Part(self._archive.open(info), name)
+        return io.BufferedReader(_Part(self._archive.open(info), name), PREFIX_BYTES)
 
     def xml(self, name: str) -> Element:
         """The tree of a part. Raises Unreadable for one with a document type, which may hold entities."""
@@ -69,7 +69,7 @@ class Container:
     def elements(self, name: str, tag: str) -> Iterator[Element]:
         """The elements of a name in a part, as they come: a sheet need not be held whole."""
         with self.open(name) as part:
-            if b"<!DOCTYPE" in part.peek(PREFIX_BYTES)[:PREFIX_BYTES].replace(b"\0", b""):  # type: ignore[attr-defined]
+            if b"<!DOCTYPE" in part.peek(PREFIX_BYTES)[:PREFIX_BYTES].replace(b"\0", b""):
                 raise Unreadable(f"declares a document type in {name}, which no {self._what} file does")
             try:
                 path = list[Element]()
@@ -106,21 +106,16 @@ class Container:
         return sensible_title(found.text if found is not None else None)
 
 
-class _Part(io.BufferedReader):
+class _Part(io.RawIOBase):
     """Reads a part, whose checksum and packing may be wrong."""
 
-    def __init__(self, raw: IO[bytes], name: str) -> None:
-        super().__init__(_Checked(raw, name), PREFIX_BYTES)
-
-
-class _Checked(io.RawIOBase):
     def __init__(self, part: IO[bytes], name: str) -> None:
         self._part, self._name = part, name
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+    def readinto(self, buffer: Any) -> int:
         try:
             data = self._part.read(len(buffer))
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:

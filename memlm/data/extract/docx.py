@@ -46,7 +46,7 @@ class _Reader:
         return {attribute(each, "styleId") or "": each for each in self._container.xml(part) if local(each) == "style"}
 
     def read(self, body: Element) -> None:
-        """Writes what stands in a body, a content control, a text box or a note."""
+        """Writes the contents of a body, a content control, a text box or a note."""
         for each in body:
             name = local(each)
             if name == "p":
@@ -159,5 +159,5 @@ class _Reader:
 
 
 def _mark(kind: str, number: str | None) -> str:
-    """What a note is called where it is referred to, and where it stands."""
+    """The name of a note, in the text and at its end."""
     return f"{'note' if kind.startswith('foot') else 'end note'} {number}"

@@ -1,4 +1,4 @@
-"""Bytes of a text -> the text, by what they say of their encoding, or what they can only be.
+"""Bytes of a text -> the text, by their own word on their encoding, or where there is but one that fits.
 
 UTF-8 and byte order marks are exact. UTF-16 without a mark is known by its zeros, and Windows-1252, with Latin-1 in it,
 by letters that stand as they do in words of Western Europe. Any other encoding is refused: a detector
@@ -18,8 +18,6 @@ SAMPLE_BYTES = 1 << 16  # whose zeros are counted
 LEAST_BYTES = 16  # that tell UTF-16
 LEAST_ZEROS, FEW_PAGES = 0.05, 0.9  # of the high bytes: blanks and digits, and those of three pages of 256 characters
 MOST_HIGH = 0.25  # of the letters, beyond ASCII: French and Danish have less than a tenth
-NOT_UTF_8 = "not UTF-8"
-ADVICE = "convert the file to UTF-8 text (iconv -f ENCODING -t UTF-8), or leave it out with --glob"
 
 # Without those of Icelandic, which Turkish and Czech texts in their own encodings would be read as.
 WORD_LETTERS = "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜßàáâãäåæçèéêëìíîïñòóôõöøùúûüŒœŠšŽžŸ"
@@ -57,13 +55,17 @@ def decode(data: bytes, *, declared: str = "") -> str:
         return text_of(data)
     except UnicodeDecodeError as error:
         if has_mark(data):
-            raise Unreadable(f"its byte order mark says {error.encoding}, and it is not; {ADVICE}") from None
+            raise Unreadable(f"its byte order mark says {error.encoding}, and it is not; convert the file") from None
         bad = error.start
     for name in filter(None, (MEANT.get(declared.lower(), declared), "cp1252")):
         text = _decoded(data, name)
         if text is not None and (_is_western(text) if name == "cp1252" else not CONTROLS.search(text)):
             return text
-    raise Unreadable(f"{NOT_UTF_8} (byte 0x{data[bad]:02x}); {ADVICE}", line=1 + data.count(b"\n", 0, bad))
+    raise Unreadable(
+        f"not UTF-8 (byte 0x{data[bad]:02x}); convert the file to UTF-8 text (iconv -f ENCODING -t UTF-8), or leave it"
+        " out with --glob",
+        line=1 + data.count(b"\n", 0, bad),
+    )
 
 
 def read_text(data: bytes) -> Extracted:

@@ -1,4 +1,4 @@
-"""HTML -> text without markup, navigation and what stands around the content of a page.
+"""HTML -> text without markup, navigation, and the frame around the content of a page.
 
 Where a page says which part of it is the main one, and enough of the text is there, the rest is left out.
 """
@@ -155,7 +155,7 @@ class _Writer:
         self._items.pop()
 
     def _term(self, element: Element) -> None:
-        """A term stands right above what explains it."""
+        """A term stands right above its explanation."""
         self._children(element)
         self._end_paragraph()
         self._gap = "\n"
@@ -166,7 +166,7 @@ class _Writer:
         self._gap = "\n\n"
 
     def _table(self, element: Element) -> None:
-        """A line for each row, a paragraph where its cells hold several, and what cells lay out as it comes."""
+        """A line for each row, a paragraph where its cells hold several. Cells that lay out a page are read in turn."""
         for caption in element.children:
             if not isinstance(caption, str) and caption.tag == "caption":
                 self.blocks.paragraph(self._inside(caption))

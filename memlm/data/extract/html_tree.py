@@ -1,8 +1,8 @@
 """HTML -> a light tree, and which parts of it are the page's own.
 
-The markup is read as browsers do it in plain cases: an end tag closes what is open within its element, and a paragraph,
-list item or cell ends where the next one begins. Elements are navigation by their name, role or class. Nothing is
-judged by its words, or the share of its links: reference pages are lists of links.
+The markup is read as browsers do it in plain cases: an end tag closes all elements within its own, and a paragraph, item
+or cell ends where the next one begins. Elements are navigation by their name, role or class. Nothing is judged by its
+words, or the share of its links: reference pages are lists of links.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Child: TypeAlias = "Element | str"
 
 
 class Element:
-    """An element with what is in it."""
+    """An element with its contents."""
 
     __slots__ = ("children", "is_main", "is_navigation", "tag")
 
@@ -136,7 +136,7 @@ class Tree(HTMLParser):
 
 
 def _describe(element: Element, attrs: list[tuple[str, str | None]]) -> None:
-    """Notes what the attributes say of an element's place in the page."""
+    """Notes an element's place in the page."""
     given = dict(attrs)
     role = given.get("role") or ""
     element.is_main = role == "main"
@@ -182,7 +182,7 @@ def _size(root: Element) -> int:
 
 
 def text_of(root: Element, *, strict: bool, dropped: frozenset[str] = DROPPED) -> str:
-    """The text in an element, without what is left out."""
+    """The text in an element, without the parts that are left out."""
     pieces, waiting = list[str](), list[Child](reversed(root.children))
     while waiting:
         child = waiting.pop()
@@ -210,7 +210,7 @@ def rows_of(table: Element) -> Iterator[list[Element]]:
 
 
 def kind_of(cell: Element) -> str:
-    """What a cell holds."""
+    """The kind of a cell's contents."""
     paragraphs = 0
     for each in below(cell):
         if each.tag in LAID_OUT or each.tag in HEADINGS:

@@ -1,4 +1,4 @@
-"""Mail (EML) -> text: the subject as a heading, who wrote when to whom, and the message."""
+"""Mail (EML) -> text: the subject as a heading, sender, recipients and date, and the message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN = ("From", "To", "Cc", "Date")
 def read_mail(data: bytes) -> Extracted:
     """The text of a message, and its subject. Of attachments, the names."""
     message = email.message_from_bytes(data, policy=email.policy.default)
-    if not isinstance(message, EmailMessage) or not (message.keys() and (message["From"] or message["Subject"])):
+    if not isinstance(message, EmailMessage) or not ("From" in message or "Subject" in message):
         raise Unreadable("is no message (it lacks From and Subject)")
     subject, blocks = _header(message, "Subject"), Blocks()
     blocks.heading(subject, 1)

@@ -1,4 +1,4 @@
-"""Jupyter notebooks -> text: Markdown as it is, code, and what the code printed."""
+"""Jupyter notebooks -> text: Markdown as it is, code, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader of a format makes of a file."""
+"""The outcome of reading a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Extracted(NamedTuple):
 
 
 class Unreadable(Exception):
-    """A file that holds no text, or none that can be read. Its message is the reason, and what to try.
+    """A file that holds no text, or none that can be read. Its message is the reason, and advice.
 
     `line` is where that was found, 0 where it is not one line's.
     """

@@ -1,6 +1,6 @@
 """Files -> their texts, read by children of this process: several at a time, in any order, a new one after a crash.
 
-A reader of a binary format meets what others wrote. It may loop, take all memory, or end its process. So each file is
+A reader of a binary format meets files of strangers. It may loop, take all memory, or end its process. So each file is
 read within limits by a child that lives as long as it behaves, and the file that ends it is named.
 """
 
@@ -32,7 +32,7 @@ OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM, signal.SIGXCPU)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What reading one file may take: seconds of processor time, and bytes of memory beyond what the reader takes."""
+    """The price of one file: seconds of processor time, and bytes of memory beyond those of its reader."""
 
     cpu_s: float = 60.0
     ram_bytes: int = 1 << 30
@@ -56,8 +56,8 @@ class Extractor:
         self.close()
 
     def submit(self, kind: str, read: Callable[[], bytes]) -> Future[Extracted]:
-        """Reads the bytes of a file and its text, when a child is free. The future raises what `read` raises, and
-        Unreadable.
+        """Reads the bytes of a file and its text, when a child is free. The future raises Unreadable, and the
+        errors of `read`.
         """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.children, "extract")

@@ -24,7 +24,7 @@ READERS = {
 
 
 def read(kind: str, data: bytes) -> Extracted:
-    """The text of a file of some kind, here and without limits. Raises Unreadable for what cannot be read."""
+    """The text of a file of some kind, here and without limits. Raises Unreadable."""
     module, _, name = READERS[kind].partition(".")
     reader: Callable[[bytes], Extracted] = getattr(import_module(f"memlm.data.extract.{module}"), name)
     text, title = reader(data)

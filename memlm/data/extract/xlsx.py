@@ -131,7 +131,7 @@ def _plain_runs(holder: Element) -> Iterator[str]:
 
 
 def _formats(styles: Element) -> list[str]:
-    """What the numbers of each style stand for."""
+    """The kind of the numbers of each style."""
     codes = {
         attribute(each, "numFmtId"): attribute(each, "formatCode") or ""
         for each in styles.iter()
