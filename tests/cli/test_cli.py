@@ -467,7 +467,7 @@ def test_a_store_without_keys_names_what_it_serves(capsys, tokenizer, corpus_fol
 
 def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "good.txt").write_text("the memory of a model")
+    (tmp_path / "texts" / "a.txt").write_text("the memory of a model")
     (tmp_path / "texts" / "bad.txt").write_bytes(b"fine\n\xff")
     words = ["index", "build", tmp_path / "texts", "--model", model_folder, "--out", tmp_path / "s"]
     code, _, err = memlm(capsys, *words, "--on-error", "fail")

@@ -35,7 +35,8 @@ def test_headings_and_lists_of_a_word_document_are_those_of_its_styles():
 def test_text_of_a_word_document_is_what_a_reader_sees():
     body = (
         "<w:p><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r>"
-        "<w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t> new</w:t></w:r></w:ins>"
+        "<w:del><w:r><w:delText>gone</w:delText></w:r></w:del>"
+        "<w:moveFrom><w:t>moved</w:t></w:moveFrom><w:ins><w:r><w:t> new</w:t></w:r></w:ins>"
         "<w:hyperlink><w:r><w:t> link</w:t></w:r></w:hyperlink><w:r><w:instrText>PAGE</w:instrText></w:r>"
         '<w:r><w:footnoteReference w:id="2"/></w:r></w:p>'
         "<w:sdt><w:sdtPr><w:t>no</w:t></w:sdtPr><w:sdtContent>"

@@ -1,8 +1,8 @@
 """HTML -> a light tree, and which parts of it are the page's own.
 
-The markup is read as browsers do it in plain cases: an end tag closes all elements within its own, and a paragraph, item
-or cell ends where the next one begins. Elements are navigation by their name, role or class. Nothing is judged by its
-words, or the share of its links: reference pages are lists of links.
+The markup is read as browsers do it in plain cases: an end tag closes all elements within its own, and a paragraph, a
+list item or a cell ends where the next one begins. Elements are navigation by their name, role or class. Nothing is
+judged by its words, or the share of its links: reference pages are lists of links.
 """
 
 from __future__ import annotations

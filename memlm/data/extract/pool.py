@@ -20,6 +20,7 @@ from types import TracebackType
 
 from memlm.base.cpu import num_cores
 from memlm.data.extract.outcome import Extracted, Unreadable
+from memlm.data.extract.worker import WALL_FACTOR
 
 MAX_FILE_BYTES = 256 << 20
 MAX_ANSWER_BYTES = 1 << 30
@@ -27,7 +28,6 @@ MAX_DIGITS = 16  # of an answer's size
 MAX_CHILDREN = 8
 END_S = 1.0  # in which a child that closed its pipe ends
 BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from memlm.data.extract.worker import main; main()"
-OUT_OF_TIME = (signal.SIGPROF, signal.SIGALRM, signal.SIGXCPU)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,10 @@ class _Child:
 
     def _why(self) -> str:
         ended = -(self._process.returncode or 0)
-        if ended in OUT_OF_TIME:
+        if ended == signal.SIGPROF:
             return f"takes more than {self._limits.cpu_s:g} s of processor time to read; split it"
+        if ended == signal.SIGALRM:
+            return f"takes more than {WALL_FACTOR} times {self._limits.cpu_s:g} s to read; split it"
         name = signal.Signals(ended).name if ended > 0 else f"code {-ended}"
         return f"is damaged, or hostile: its reader ended ({name})"
 
