@@ -58,7 +58,7 @@ def standard_input_name() -> str:
     """The name that documents of standard input go by: `stdin`, or `stdin.jsonl` where its first line is a JSON
     object.
     """
-    with open_unpacked(PIPED_IN) as file:
+    with open_as_utf_8(PIPED_IN) as file:
         first = next((line for line in file if line.strip()), b"")
     return "stdin" + JSON_LINES[0] * _is_object(first)
 
@@ -115,17 +115,27 @@ def _is_object(line: bytes) -> bool:
 
 def layout_of(name: str) -> str:
     """Returns the suffix of a file's layout, without that of its packing."""
-    path = Path(name.lower())
-    return (path.with_suffix("") if path.suffix in PACKED else path).suffix
+    return Path(name_without_packing(name).lower()).suffix
+
+
+def name_without_packing(name: str) -> str:
+    """A file's name without the suffix of its packing."""
+    path = Path(name)
+    return str(path.with_suffix("")) if path.suffix.lower() in PACKED else name
 
 
 def open_unpacked(path: Path) -> IO[bytes]:
-    """Opens a text, or standard input for PIPED_IN, unpacks it as it is read, and gives it in UTF-8 without its byte
-    order mark. Raises one of UNREADABLE, here or while reading.
+    """Opens a file, or standard input for PIPED_IN, and unpacks it as it is read. Raises one of UNREADABLE, here or
+    while reading.
     """
     if path is PIPED_IN:
-        return io.BufferedReader(_Unmarked(io.BufferedReader(_Reading(_standard_input()))))
-    return io.BufferedReader(_Unmarked(PACKED.get(path.suffix.lower(), open)(path, "rb")))
+        return io.BufferedReader(_Reading(_standard_input()))
+    return io.BufferedReader(PACKED.get(path.suffix.lower(), open)(path, "rb"))
+
+
+def open_as_utf_8(path: Path) -> IO[bytes]:
+    """As `open_unpacked`, and gives a text in UTF-8 without its byte order mark."""
+    return io.BufferedReader(_Unmarked(open_unpacked(path)))
 
 
 def rows_of(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,14 +1,15 @@
-"""Files of a form (multipart/form-data) -> documents, as they come: no file is held or written whole.
+"""Files of a form (multipart/form-data) -> documents, as they come: no text is held or written whole.
 
 A text file is one document, called by its file name. Of JSON Lines each line is one, with `id`, `text`, `title` and any
-other fields as its metadata.
+other fields as its metadata. Other formats are converted as those of a folder are (`held_files`).
 """
 
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -17,10 +18,10 @@ from memlm.api.datastores import NewDocument
 from memlm.base.texts import InUtf8
 from memlm.data.records import read_record
 from memlm.errors import InvalidInput
+from memlm.server.http.held_files import HEAD_BYTES, PIECE_CHARACTERS, Converter, HeldFile, held_kind
 
 MULTIPART = "multipart/form-data"
 JSON_LINES = (".jsonl", ".ndjson")
-PIECE_CHARACTERS = 1 << 16  # of a text that are stored at a time
 MAX_LINE_BYTES = 4 << 20
 MAX_HEADER_BYTES = 8192  # of one file
 
@@ -28,11 +29,26 @@ MAX_HEADER_BYTES = 8192  # of one file
 async def documents_in(chunks: AsyncIterator[bytes], content_type: str) -> AsyncIterator[tuple[NewDocument, ...]]:
     """The documents of a form's files. Raises InvalidInput, naming the file, for what is no text."""
     form = _Form(_boundary(content_type))
-    async for chunk in chunks:
-        if documents := form.feed(chunk):
+    with Converter() as converter:
+        async for chunk in chunks:
+            async for documents in _documents_of(form.feed(chunk), converter):
+                yield documents
+        async for documents in _documents_of(form.end(), converter):
             yield documents
-    if documents := form.end():
-        yield documents
+
+
+async def _documents_of(
+    found: Iterable[NewDocument | HeldFile], converter: Converter
+) -> AsyncIterator[tuple[NewDocument, ...]]:
+    """Converts the files that were held. Documents between them stay together."""
+    for is_held, group in itertools.groupby(found, lambda each: isinstance(each, HeldFile)):
+        if not is_held:
+            yield tuple(each for each in group if isinstance(each, NewDocument))
+            continue
+        for file in group:
+            if isinstance(file, HeldFile):
+                async for documents in converter.documents(file):
+                    yield documents
 
 
 def _boundary(content_type: str) -> bytes:
@@ -46,7 +62,7 @@ class _Form:
     """Parses the bytes of a form."""
 
     def __init__(self, boundary: bytes) -> None:
-        self._documents = list[NewDocument]()
+        self._found = list[NewDocument | HeldFile]()
         self._header, self._headers, self._header_bytes = [b"", b""], dict[bytes, bytes](), 0
         self._num_files = 0
         self._parser = MultipartParser(
@@ -61,17 +77,17 @@ class _Form:
                 "on_part_end": self._end_file,
             },
         )
-        self._file: _Text | _Lines | None = None
+        self._file: _Plain | _Lines | None = None
 
-    def feed(self, data: bytes) -> tuple[NewDocument, ...]:
-        """Takes some bytes, and returns the documents, or parts of one, that they complete."""
+    def feed(self, data: bytes) -> tuple[NewDocument | HeldFile, ...]:
+        """Takes some bytes, and returns the documents, parts of one and held files that they complete."""
         try:
             self._parser.write(data)
         except FormParserError as error:
             raise InvalidInput(f"the form cannot be read ({error})") from None
         return self._take()
 
-    def end(self) -> tuple[NewDocument, ...]:
+    def end(self) -> tuple[NewDocument | HeldFile, ...]:
         """Raises InvalidInput for a form that breaks off, or has no file."""
         if self._file is not None:
             raise InvalidInput(f"the form breaks off within {self._file.name!r}")
@@ -79,9 +95,9 @@ class _Form:
             raise InvalidInput("the form has no files; send some in the field files", field="files")
         return self._take()
 
-    def _take(self) -> tuple[NewDocument, ...]:
-        documents, self._documents = tuple(self._documents), []
-        return documents
+    def _take(self) -> tuple[NewDocument | HeldFile, ...]:
+        found, self._found = tuple(self._found), []
+        return found
 
     def _begin_part(self) -> None:
         self._headers, self._header, self._header_bytes = {}, [b"", b""], 0
@@ -110,16 +126,51 @@ class _Form:
                 f"the form has a field {field[:100]!r}; send files as files, and options in the URL", field=field[:100]
             )
         self._num_files += 1
-        self._file = _Lines(name) if name.lower().endswith(JSON_LINES) else _Text(name)
+        self._file = _Lines(name) if name.lower().endswith(JSON_LINES) else _Plain(name)
 
     def _add_data(self, data: bytes, begin: int, end: int) -> None:
         if self._file is not None:
-            self._documents += self._file.feed(data[begin:end])
+            self._found += self._file.feed(data[begin:end])
 
     def _end_file(self) -> None:
         if self._file is not None:
-            self._documents += self._file.end()
+            self._found += self._file.end()
             self._file = None
+
+
+class _Plain:
+    """A file whose kind its name or its first bytes tell: a text, which goes on as it comes, or one that is held."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._head = name, b""
+        self._inner: _Text | HeldFile | None = None
+
+    def feed(self, data: bytes) -> Iterator[NewDocument]:
+        if self._inner is None:
+            self._head += data
+            if len(self._head) >= HEAD_BYTES:
+                yield from self._begin()
+        elif isinstance(self._inner, HeldFile):
+            self._inner.add(data)
+        else:
+            yield from self._inner.feed(data)
+
+    def end(self) -> Iterator[NewDocument | HeldFile]:
+        if self._inner is None:
+            yield from self._begin()
+        if isinstance(self._inner, HeldFile):
+            yield self._inner
+        elif self._inner is not None:
+            yield from self._inner.end()
+
+    def _begin(self) -> Iterator[NewDocument]:
+        head, self._head = self._head, b""
+        if kind := held_kind(self.name, head):
+            self._inner = HeldFile(self.name, kind)
+            self._inner.add(head)
+        else:
+            self._inner = _Text(self.name)
+            yield from self._inner.feed(head)
 
 
 class _Text:

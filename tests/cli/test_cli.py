@@ -467,16 +467,45 @@ def test_a_store_without_keys_names_what_it_serves(capsys, tokenizer, corpus_fol
 
 def test_text_that_cannot_be_used_is_told_and_left_out(capsys, model_folder, tmp_path):
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "good.txt").write_text("the memory of a model")
+    (tmp_path / "texts" / "a.txt").write_text("the memory of a model")
     (tmp_path / "texts" / "bad.txt").write_bytes(b"fine\n\xff")
     words = ["index", "build", tmp_path / "texts", "--model", model_folder, "--out", tmp_path / "s"]
     code, _, err = memlm(capsys, *words, "--on-error", "fail")
     assert code == 1
     assert "bad.txt:2" in err
+    assert not (tmp_path / "s").exists()
     code, out, err = memlm(capsys, *words)
     assert code == 0
     assert "skipped bad.txt:2" in err
     assert "from 1 document," in out
+
+
+def test_a_report_names_every_file_and_the_terminal_the_first_of_each_reason(capsys, model_folder, tmp_path):
+    folder, report = tmp_path / "texts", tmp_path / "report.jsonl"
+    folder.mkdir()
+    for number in range(5):
+        (folder / f"{number}.png").write_bytes(b"PNG\0\0")
+    (folder / "a.html").write_text("<title>A</title><p>some text")
+    (folder / "b.jsonl").write_text('{"id": "x", "text": "four"}\n{}\n')
+    options = ("--model", model_folder, "--report", report)
+    code, _, told = memlm(capsys, "index", "build", folder, "--out", tmp_path / "s", *options)
+    assert code == 0
+    assert [line.split(":")[0] for line in told.splitlines() if line.startswith("skipped")] == [
+        "skipped 0.png", "skipped 1.png", "skipped 2.png", "skipped b.jsonl", "skipped 2 more",
+    ]  # fmt: skip
+    assert "skipped 2 more: a NUL byte, as in binary files (3.png:1, 4.png:1)" in told
+    *left_out, html, line = map(json.loads, report.read_text().splitlines())
+    assert [each["path"] for each in left_out] == [*(f"{number}.png:1" for number in range(5)), "b.jsonl:2"]
+    assert left_out[-1]["reason"] == 'not a JSON document ("text" is missing, empty or no string)'
+    assert html == {"path": "a.html", "id": "a.html", "format": "html", "characters": 10}
+    assert line == {"path": "b.jsonl", "id": "x", "format": "text", "characters": 4}
+    (folder / "c.txt").write_text("another text")
+    memlm(capsys, "index", "add", tmp_path / "s", folder / "c.txt", *options)
+    assert json.loads(report.read_text())["id"] == "c.txt"
+    code, _, told = memlm(
+        capsys, "index", "add", tmp_path / "s", folder / "c.txt", "--model", model_folder, "--report", folder
+    )
+    assert (code, "--report" in told) == (2, True)
 
 
 def test_hidden_files_are_read_where_that_is_asked_for(capsys, model_folder, tmp_path):

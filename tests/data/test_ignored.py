@@ -10,7 +10,7 @@ import random_stores
 from crashes import calling_at
 from random_stores import IVF, add, build
 
-from memlm.data.corpus import Corpus, UnusableText
+from memlm.data.corpus import Corpus, Problem, UnusableText
 from memlm.data.ignored import MAX_IGNORE_BYTES
 from memlm.errors import InvalidInput
 from memlm.index.store.backup import copy_store
@@ -88,14 +88,15 @@ def test_an_ignore_file_that_is_a_link_is_not_read(tmp_path):
     assert found(tmp_path / "corpus") == ["a.txt"]
 
 
-def test_binary_files_are_one_line(tmp_path):
+def test_binary_files_are_named_with_one_reason(tmp_path):
     write(tmp_path, "a.txt", "z.txt")
     for number in range(5):
         (tmp_path / f"{number}.png").write_bytes(b"PNG\0\0")
-    problems: list[str] = []
-    documents = list(Corpus([tmp_path], on_problem=lambda problem: problems.append(str(problem))))
+    problems = list[Problem]()
+    documents = list(Corpus([tmp_path], on_problem=problems.append))
     assert [document.id for document in documents] == ["a.txt", "z.txt"]
-    assert problems == ["5 binary files: left out: 0.png, 1.png, 2.png and 2 more"]
+    assert [problem.where for problem in problems] == [f"{number}.png:1" for number in range(5)]
+    assert {problem.reason for problem in problems} == {"a NUL byte, as in binary files"}
     with pytest.raises(UnusableText, match=r"0\.png:1: a NUL byte"):
         list(Corpus([tmp_path], on_error="fail"))
 

@@ -13,6 +13,7 @@ from memlm.base.printable import one_line
 from memlm.cli.remote.connection import HERE, Target, Timeout, client_of
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_table, table
+from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.fields import Overrides, with_fields
 
 if TYPE_CHECKING:
@@ -109,12 +110,15 @@ def add(
     wait: Wait = True,
     target: Target = HERE,
     timeout: Timeout = 3600.0,
+    report: options.Report = None,
     json: options.Json = False,
 ) -> None:
     """Upload documents and add them to a datastore."""
     with client_of(target, timeout) as client:
-        documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
+        files = CorpusFiles()
+        documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
         job = client.datastores.add(name, documents, replace=replace, keys=keys, check=check, request_id=request_id)
+        files.finish(report)
         _follow(job, wait=wait, json=json)
 
 

@@ -29,6 +29,7 @@ from memlm.cli.store.render import (
 )
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
+from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.fields import with_fields
 from memlm.cli.terminal.interruption import describe_build, on_interrupt, this_command
 from memlm.errors import InvalidInput, check_choice
@@ -85,10 +86,12 @@ def build(
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     yes: options.Yes = False,
+    report: options.Report = None,
     json: options.Json = False,
 ) -> None:
     """Build a datastore: of text, which answers in seconds, and of keys. An interrupted build resumes."""
-    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
+    files = CorpusFiles()
+    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
     planned = PlannedBuild(model, documents, out_folder, index, window, stride, dtype, device)
     if dry_run:
         planned.print(json=json)
@@ -107,12 +110,13 @@ def build(
         ):
             if given is model:
                 progress(LOADING, 0, 1)
-            report = build_index(
+            built = build_index(
                 loaded, documents, out_folder, keys=keys, index=index, target=target, encoder=encoder,
                 max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune, window=window,
                 stride=stride, seed=seed, check=check, dtype=dtype, device=device, progress=progress,
             )  # fmt: skip
-    print_build(report, model, json=json)
+    files.finish(report)
+    print_build(built, model, json=json)
 
 
 @app.command(epilog="Example: memlm index add store more/ --model model")
@@ -131,11 +135,13 @@ def add(
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     yes: options.Yes = False,
+    report: options.Report = None,
     json: options.Json = False,
 ) -> None:
     """Add documents as a new segment, while readers keep reading."""
     check_choice("check", check, CHECKS)
-    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden)
+    files = CorpusFiles()
+    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
     with on_interrupt(partial(describe_build, store, model)):
         given: Path | Checkpoint = model
         keys = keys_of(engine, keys)
@@ -149,11 +155,12 @@ def add(
                 progress(LOADING, 0, 1)
             from memlm.indexing.build import add_to_index
 
-            report = add_to_index(
+            built = add_to_index(
                 loaded, documents, store, replace=replace, keys=keys, check=check, dtype=dtype, device=device,
                 encoder=encoder, progress=progress,
             )  # fmt: skip
-    print_build(report, model, json=json)
+    files.finish(report)
+    print_build(built, model, json=json)
 
 
 @app.command(epilog="Example: memlm index keys store --model model")

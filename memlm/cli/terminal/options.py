@@ -16,11 +16,15 @@ from memlm.base.texts import text_of
 from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from memlm.cli.terminal.corpus_files import CorpusFiles
     from memlm.data.corpus import Corpus
 
 Corpora = Annotated[
     list[str],
-    typer.Argument(metavar="CORPUS...", help="Files or folders: text, JSON Lines, Parquet, .gz, .zst. - is stdin."),
+    typer.Argument(
+        metavar="CORPUS...",
+        help="Files or folders: text, HTML, PDF, Office, EPUB, mail, JSON Lines, Parquet. - is stdin.",
+    ),
 ]
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
 Window = Annotated[
@@ -62,7 +66,16 @@ Keys = Annotated[
         help="Make keys, by which generation finds neighbors: at once, not now, or (auto) if it takes below a minute.",
     ),
 ]
-OnError = Annotated[str, typer.Option(metavar="skip|fail", help="Skip unusable text, or fail.")]
+OnError = Annotated[
+    str, typer.Option(metavar="skip|fail", help="Skip unusable files, or fail before anything is written.")
+]
+Report = Annotated[
+    typer.FileTextWrite | None,
+    typer.Option(
+        "--report", metavar="FILE", encoding="utf-8", lazy=False, rich_help_panel="Output",
+        help="Write as JSON Lines why files were left out, and what was stored.",
+    ),
+]  # fmt: skip
 Prompt = Annotated[
     str | None,
     typer.Argument(metavar="[PROMPT]", help="The text to continue. - is standard input.", show_default=False),
@@ -138,13 +151,24 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def corpus_of(
-    paths: Sequence[str | Path], glob: str = "**/*", on_error: str = "skip", *, hidden: bool = False
+    paths: Sequence[str | Path],
+    glob: str = "**/*",
+    on_error: str = "skip",
+    *,
+    hidden: bool = False,
+    files: CorpusFiles | None = None,
 ) -> Corpus:
-    """The corpus of a command. Raises InvalidInput for one without text, before a model is loaded."""
+    """The corpus of a command, which tells `files` the fate of each file, or prints each problem. Raises
+    InvalidInput for one without text, and with `on_error="fail"` UnusableText for one that is not all text, before a
+    model is loaded.
+    """
     from memlm.cli.terminal.console import print_problem
     from memlm.data.corpus import Corpus
 
-    corpus = Corpus(paths, glob, on_error, print_problem, hidden=hidden)
+    if files is None:
+        corpus = Corpus(paths, glob, on_error, print_problem, hidden=hidden)
+    else:
+        corpus = Corpus(paths, glob, on_error, files.on_problem, hidden=hidden, on_document=files.on_document)
     corpus.require_text()
     return corpus
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import made_files as made
 import pytest
 from running import PATIENCE_S, RunningServer
 from texts import make_text
@@ -150,6 +151,33 @@ def test_uploads_follow_the_rules_of_files(http: httpx.Client) -> None:
     assert http.post("/v1/datastores/docs/documents/delete", **deletion).json()["num_documents"] == 1
 
 
+def test_files_of_other_formats_are_converted(http: httpx.Client) -> None:
+    box = b"From a\nSubject: The ibex\n\nan ibex jumps\n\nFrom b\nSubject: x\n\nan ibex lands\n"
+    files = [
+        ("files", ("a.html", b"<title>Ibex</title><nav>home</nav><p>an ibex <b>eats</b>" + b"<p>more" * 20_000)),
+        ("files", ("b.txt", b"an ibex sleeps")),
+        ("files", ("c.pdf", made.pdf("an ibex climbs", title="On ibexes"))),
+        ("files", ("d.docx", made.docx(made.paragraph("an ibex looks")))),
+        ("files", ("e.mbox", box)),
+        ("files", ("f.txt", "an ibex, größer".encode("latin-1"))),
+        ("files", ("g", b"<!doctype html><p>an ibex &amp; more")),
+    ]
+    ended(http, http.post("/v1/datastores/docs/documents", files=files, params={"check": "none"}))
+    found = http.post("/v1/datastores/docs/search", json={"text": "ibex", "by": "words", "k": 20}).json()["data"]
+    titles = {each["document_id"]: (each["title"], each["metadata"].get("format")) for each in found}
+    assert titles == {
+        "a.html": ("Ibex", "html"),
+        "b.txt": ("", None),
+        "c.pdf": ("On ibexes", "pdf"),
+        "d.docx": ("", "docx"),
+        "e.mbox:1": ("The ibex", "mail"),
+        "e.mbox:2": ("x", "mail"),
+        "f.txt": ("", None),
+        "g": ("", "html"),
+    }
+    assert not ids_with(http, "home an ibex")
+
+
 @pytest.mark.parametrize("id_", ["a\nb", "\n", "a/b\r\nc\n", "a%0Ab", " ", "?", "a//b", "\u2028"])
 def test_a_document_is_deleted_by_its_path_whatever_its_id(http: httpx.Client, id_: str) -> None:
     http.post("/v1/datastores/docs/remember", json={"text": f"the tapir {id_}", "id": id_}).raise_for_status()
@@ -172,6 +200,12 @@ def test_a_document_is_deleted_by_its_path_whatever_its_id(http: httpx.Client, i
         ("files", "a.txt", b"\xef\xbb\xbf", 400),
         ("files", "a.jsonl", b'{"text": 1}', 400),
         ("files", "a.jsonl", b'{"text": "\\ud800"}', 400),
+        ("files", "a.pdf", b"%PDF-1.4 nonsense", 400),
+        ("files", "a.docx", b"PK\x03\x04", 400),
+        ("files", "a.html", b"<img>", 400),
+        ("files", "a.mbox", b"text", 400),
+        ("files", "a.zip", made.zipped({"a.txt": "text"}), 400),
+        ("files", "a.txt", b"x" * 9000 + b"\xff", 400),
         ("replace", "a.txt", b"text", 400),
         ("files", "a.txt", b"text " * 700_000, 413),
     ],
