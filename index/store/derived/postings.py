@@ -18,7 +18,7 @@ import mmap
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -120,10 +120,8 @@ class Postings:
     def counts_P(self, forms: Iterable[str]) -> Int64[np.ndarray, " P"]:
         """How often a word stands in each passage, in any of its forms."""
         hashes_F = np.array([hash_of(form) for form in forms], np.uint64)
-        counts = [np.zeros(0, np.int64)]
-        for block in self.blocks:
-            counts.append(sum((each.counts_P for each in block.find(hashes_F)), np.zeros(block.num_passages, np.int64)))
-        return np.concatenate(counts)
+        counts = [block.counts_P(hashes_F) for block in self.blocks]
+        return np.concatenate([np.zeros(0, np.int64), *counts])
 
 
 class TermPostings(NamedTuple):
@@ -173,9 +171,10 @@ class Block:
         """How many terms each passage has."""
         return self._arrays[4].astype(np.int64)
 
-    def find(self, hashes_T: UInt64[np.ndarray, " T"]) -> Iterator[TermPostings]:
-        """The postings of those terms that the block has."""
-        return (self.postings(row) for row in self.rows(hashes_T).tolist() if row >= 0)
+    def counts_P(self, hashes_T: UInt64[np.ndarray, " T"]) -> Int64[np.ndarray, " P"]:
+        """How often any of some terms stands in each passage."""
+        rows = [row for row in self.rows(hashes_T).tolist() if row >= 0]
+        return sum((self.postings(row).counts_P for row in rows), np.zeros(self.num_passages, np.int64))
 
     def rows(self, hashes_T: UInt64[np.ndarray, " T"]) -> Int64[np.ndarray, " T"]:
         """The row of each term in the block's table, -1 for one that it has not."""
