@@ -25,6 +25,7 @@ from memlm.data.corpus import Document
 from memlm.index.ivf import VALUE_BITS, inner, open_index
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.chunk_vectors import SegmentChunks
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.words import SegmentWords
 from memlm.index.store.segment import INDEX, Segment
@@ -112,8 +113,11 @@ def _tables_of(
     checkpoint: Checkpoint, store: Path, segment: Segment
 ) -> tuple[SegmentWords, SegmentPassages, SegmentChunks]:
     decode = checkpoint.tokenizer.decode_bytes
+    cuts = SegmentCuts(store, segment, decode)
+    while not cuts.is_complete:
+        cuts.build()
     chunks = SegmentChunks(store, segment, CHUNK, TokenMeans(checkpoint.decoder))
-    return SegmentWords(store, segment, decode), SegmentPassages(store, segment, decode), chunks
+    return SegmentWords(store, segment, decode), SegmentPassages(store, segment, cuts), chunks
 
 
 def _names_of(document: Document) -> Iterator[tuple[str, bytes]]:
@@ -160,7 +164,7 @@ def _vectors_of(checkpoint: Checkpoint, store: Path, segment: Segment, row: int)
     """The vectors of a document's passages and chunks."""
     words, passages, chunks = _tables_of(checkpoint, store, segment)
     with closing(words), closing(passages), closing(chunks):
-        means, vectors = passages.keys_PD[passages.documents_P == row], chunks.vectors_PE[chunks.document_P == row]
+        means, vectors = passages.keys_PD[passages.cuts.documents_P == row], chunks.vectors_PE[chunks.document_P == row]
         yield from (("passage", mean_D.astype("<f4").tobytes()) for mean_D in means)
         yield from (("chunk", vector_E.astype("<f4").tobytes()) for vector_E in vectors)
 

@@ -71,7 +71,7 @@ def find_passages(
                 vectors_PD = None
                 if encoder is not None:
                     vectors_PD = (yield from store.whole_vectors_of(segment, encoder)).vectors_PD
-                live_P = ~segment.deleted_mask[passages.documents_P]
+                live_P = ~segment.deleted_mask[passages.cuts.documents_P]
                 parts.append(_Part(store, segment, passages, live_P, vectors_PD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
@@ -137,7 +137,7 @@ def _found(
     live_P = np.concatenate([part.live_P for part in parts])
     wanted_P = live_P
     if request.only:
-        chosen = [part.segment.chosen(request.only)[part.passages.documents_P] for part in parts]
+        chosen = [part.segment.chosen(request.only)[part.passages.cuts.documents_P] for part in parts]
         wanted_P = live_P & np.concatenate(chosen)
     scores = dict[PassagesBy, np.ndarray]()
     orders = dict[PassagesBy, np.ndarray]()
@@ -176,12 +176,15 @@ def _described(
     numbers_K = np.searchsorted(ends, places_K, side="right")
     within_K = places_K - np.concatenate([[0], ends])[numbers_K]
     chosen = [(parts[number], within) for number, within in zip(numbers_K.tolist(), within_K.tolist(), strict=True)]
-    texts = [part.passages.text(within) for part, within in chosen]
-    line_ends_K = _line_ends(chosen, [begin for _, begin, _ in texts])
+    line_ends_K = _line_ends(chosen)
     described = list[Passage]()
-    rows = zip(chosen, texts, line_ends_K, scores_K.tolist(), strict=True)
-    for (part, within), (text, begin, end), line_ends, score in rows:
-        row = int(part.passages.documents_P[within])
+    for (part, within), line_ends, score in zip(chosen, line_ends_K, scores_K.tolist(), strict=True):
+        cuts = part.passages.cuts
+        row, (begin, end), (text,) = (
+            int(cuts.documents_P[within]),
+            cuts.rows(within),
+            cuts.texts(range(within, within + 1)),
+        )
         document, first = part.segment.documents.at(row), int(part.segment.starts[row])
         first_line = 1 + line_ends + text[: len(text) - len(text.lstrip())].count("\n")
         text = text.strip()
@@ -202,15 +205,16 @@ def _described(
     return tuple(described)
 
 
-def _line_ends(chosen: Sequence[tuple[_Part, int]], begins: Sequence[int]) -> list[int]:
+def _line_ends(chosen: Sequence[tuple[_Part, int]]) -> list[int]:
     """Counts the line ends before each passage in its document. Passages of a document share one reading of it."""
     counts, documents = [0] * len(chosen), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for place, ((part, within), begin) in enumerate(zip(chosen, begins, strict=True)):
-        documents[id(part), int(part.passages.documents_P[within])].append((begin, place))
+    for place, (part, within) in enumerate(chosen):
+        documents[id(part), int(part.passages.cuts.documents_P[within])].append((within, place))
     for (_, row), places in documents.items():
         part = chosen[places[0][1]][0]
         read, count = int(part.segment.starts[row]), 0
-        for begin, place in sorted(places):
+        for within, place in sorted(places):
+            begin, _ = part.passages.cuts.rows(within)
             count += part.store.line_ends(part.segment.values_N[read:begin])
-            read, counts[place] = begin, count
+            read, counts[place] = begin, count + part.passages.cuts.skipped(within).count(b"\n")
     return counts

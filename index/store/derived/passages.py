@@ -1,9 +1,9 @@
 """The passages of a segment, the units that a search finds for a prompt: derived from its tokens, and disposable.
 
-A passage is a piece of a document. An inverted file of their words is a contentless SQLite FTS5 table. Beside it stand
-their numbers of words, and the means of their keys where the segment has keys. Deleted documents are in it too, so the
-caller weighs words over the passages that are live. FTS5's own ranking would count the deleted ones, and those of one
-segment only.
+`SegmentCuts` says where each begins. An inverted file of their words, with those of the title and of the headings above
+them, is a contentless SQLite FTS5 table. Beside it stand their numbers of words, and the means of their keys where the
+segment has keys. Deleted documents are in it too, so the caller weighs words over the passages that are live. The
+ranking of FTS5 would count the deleted ones, and those of one segment only.
 """
 
 from __future__ import annotations
@@ -18,32 +18,25 @@ from jaxtyping import Float32, Int64
 
 from memlm.base.phrases import RULE, terms_of
 from memlm.errors import Corrupt
-from memlm.index.store.derived.pieces import DecodeBytes, Pieces
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.tables import DerivedTables
 from memlm.index.store.manifest import PASSAGES
 from memlm.index.store.segment import Segment
 
-FORMAT = "2"
-PASSAGE_TOKENS, OVERLAP_TOKENS = 128, 32
+FORMAT = "3"
 PASSAGES_AT_ONCE = 512
 
 
-class SegmentPassages(DerivedTables[Pieces]):
-    """The passages of one segment, numbered in the order of its documents."""
+class SegmentPassages(DerivedTables[SegmentCuts]):
+    """The passages of one segment, as complete `cuts` number them."""
 
-    def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
-        self._segment = segment
-        pieces = Pieces(segment, decode_bytes, PASSAGE_TOKENS, OVERLAP_TOKENS)
-        form = f"{FORMAT} {RULE} {PASSAGE_TOKENS} {OVERLAP_TOKENS} {segment.has_keys}"
-        super().__init__(store, segment, PASSAGES, form=form, pieces=pieces, at_once=PASSAGES_AT_ONCE)
+    def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts) -> None:
+        self._segment, self.cuts = segment, cuts
+        form = f"{FORMAT} {RULE} {cuts.form} {segment.has_keys}"
+        super().__init__(store, segment, PASSAGES, form=form, pieces=cuts, at_once=PASSAGES_AT_ONCE)
 
     def __len__(self) -> int:
-        return len(self._pieces)
-
-    @cached_property
-    def documents_P(self) -> Int64[np.ndarray, " P"]:
-        """The row of the document of each passage."""
-        return self._pieces.documents(np.arange(len(self)))
+        return len(self.cuts)
 
     @cached_property
     def num_words_P(self) -> Int64[np.ndarray, " P"]:
@@ -66,10 +59,6 @@ class SegmentPassages(DerivedTables[Pieces]):
             counts_P[passages - 1] = counts
         return counts_P
 
-    def text(self, passage: int) -> tuple[str, int, int]:
-        """The text of a passage without the words that its ends cut, its first entry row, and the end of its rows."""
-        return self._pieces.text(passage)[0], *self._pieces.rows(passage)
-
     def _rows(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
         assert self._base is not None
         try:
@@ -87,7 +76,7 @@ class SegmentPassages(DerivedTables[Pieces]):
         base.execute("create table passages (passage integer primary key, words integer, mean blob)")
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
-        words = [terms_of(self._pieces.text(piece)[0]) for piece in pieces]
+        words = [terms_of(text) for text in self.cuts.searched_texts(pieces)]
         texts = [(piece + 1, " ".join(each)) for piece, each in zip(pieces, words, strict=True)]
         base.executemany("insert into words (rowid, text) values (?, ?)", texts)
         rows = [(piece, len(each), self._mean(piece)) for piece, each in zip(pieces, words, strict=True)]
@@ -96,6 +85,6 @@ class SegmentPassages(DerivedTables[Pieces]):
     def _mean(self, piece: int) -> bytes | None:
         if self._segment.keys_ND is None:
             return None
-        begin, end = self._pieces.rows(piece)
+        begin, end = self.cuts.rows(piece)
         mean_D: np.ndarray = self._segment.keys_ND[begin:end].mean(axis=0, dtype=np.float32)
         return mean_D.astype("<f4").tobytes()
