@@ -23,6 +23,7 @@ from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.cuts import SegmentCuts
+from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
@@ -84,6 +85,7 @@ class ModelStore:
         self._suffixes = SegmentCache[SegmentSuffixes](datastore)
         self._segment_cuts = SegmentCache[SegmentCuts](datastore)
         self._segment_passages = SegmentCache[SegmentPassages](datastore)
+        self._segment_means = SegmentCache[SegmentMeans](datastore)
         self._segment_vectors = SegmentCache[SegmentVectors](datastore)
         self.counter = SearchCounter()
 
@@ -146,8 +148,8 @@ class ModelStore:
 
     @property
     def _caches(self) -> tuple[SegmentCache[Any], ...]:
-        derived = self._suffixes, self._segment_cuts, self._segment_passages, self._segment_vectors
-        return self._phrases.words, *derived
+        passages = self._segment_cuts, self._segment_passages, self._segment_means, self._segment_vectors
+        return self._phrases.words, self._suffixes, *passages
 
     def info(self, *, problem: str = "") -> StoreInfo:
         """Describes the snapshot in use: size and defaults. `problem` is the reason if it cannot be used."""
@@ -206,6 +208,12 @@ class ModelStore:
         """The complete index of a segment's passages. They are indexed some a step, where they are not yet."""
         cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
         make = partial(self._segment_passages.get, segment, lambda: SegmentPassages(path, segment, cuts))
+        return (yield from _completed(make))
+
+    def whole_means_of(self, segment: Segment) -> Steps[SegmentMeans]:
+        """The means of the keys of all passages of a segment. They are made some a step, where they are not yet."""
+        cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
+        make = partial(self._segment_means.get, segment, lambda: SegmentMeans(path, segment, cuts))
         return (yield from _completed(make))
 
     def whole_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:

@@ -1,5 +1,6 @@
 """Passages are those that the formulas rank first, over live documents alone, however these came into the store."""
 
+import json
 import math
 import shutil
 from collections import Counter
@@ -11,15 +12,16 @@ import torch
 from passage_cuts import cuts_by_lines
 
 from memlm.api.passages import Passage
-from memlm.base.phrases import terms_of
+from memlm.base.phrases import forms_of, terms_of
 from memlm.data.corpus import Corpus
-from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived import cuts as cuts_module
 from memlm.index.store.derived import passages as passages_module
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.derived.postings import PostingsWriter, hash_of
 from memlm.index.store.manifest import CUTS, PASSAGES
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
@@ -75,12 +77,12 @@ def bm25_by_loops(question: str, texts: list[str]) -> list[float]:
     average = sum(map(len, documents)) / len(documents)
     scores = []
     for words in documents:
-        counts, score = Counter(words), 0.0
-        for word in set(terms_of(question)):
-            having = sum(word in each for each in documents)
+        score = 0.0
+        for forms in forms_of(question):
+            having = sum(not set(forms).isdisjoint(each) for each in documents)
             weight = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
-            norm = counts[word] + 1.2 * (1 - 0.75 + 0.75 * len(words) / average)
-            score += weight * counts[word] * 2.2 / norm
+            count = sum(map(words.count, forms))
+            score += weight * count * 2.2 / (count + 1.2 * (1 - 0.75 + 0.75 * len(words) / average))
         scores.append(score)
     return scores
 
@@ -239,25 +241,33 @@ def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(sto
         lm.delete_documents(["note"])
         assert not lm.find_passages("xylophone", by="words")
         assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="both")}
-    assert b"xylophone" in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
+    term = hash_of(*terms_of("xylophone")).to_bytes(8, "little")
+    assert term in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
     compact(store, purge=True)
-    assert not [path for path in store.rglob("*") if path.is_file() and b"xylophone" in path.read_bytes()]
+    for content in [path.read_bytes() for path in store.rglob("*") if path.is_file()]:
+        assert term not in content
+        assert b"xylophone" not in content
 
 
 def test_an_index_that_a_purge_overtakes_is_not_published(store, tokenizer):
     with Datastore.open(store) as datastore:
         (segment,) = datastore.snapshot.segments
-        cuts = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        whole = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not whole.is_complete:
+            whole.build()
+        (store / segment.record.folder / CUTS).unlink()
+        cuts, begun = SegmentCuts(store, segment, tokenizer.decode_bytes), SegmentPassages(store, segment, whole)
         cuts.build()
-        assert list(store.rglob("*.tmp"))
+        begun.build()
+        assert len(list(store.rglob("*.tmp"))) == 2
         datastore.delete([next(datastore.snapshot.documents()).id])
         compact(store, purge=True)
         while not cuts.is_complete:
             cuts.build()
-        overtaken = SegmentPassages(store, segment, cuts)
-        while not overtaken.is_complete:
-            overtaken.build()
-        assert overtaken.counts_P("memory").any()
+        for passages in (begun, SegmentPassages(store, segment, cuts)):
+            while not passages.is_complete:
+                passages.build()
+            assert passages.postings.counts_P(terms_of("memory")).any()
         assert not [*store.rglob(CUTS), *store.rglob(PASSAGES), *store.rglob("*.tmp")]
 
 
@@ -271,6 +281,48 @@ def test_a_damaged_or_foreign_file_is_made_anew(store, model_folder):
         patch.setattr(cuts_module, "LIMIT_TOKENS", 1000)  # another way to cut
         with load(model_folder, [store]) as lm:
             assert {each.token_offset for each in lm.find_passages("the", by="words", k=1000)} == {0}
+
+
+def test_a_file_that_is_damaged_within_says_what_to_do(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        expected = places(lm.find_passages("the memory", k=1000))
+    (file,) = store.glob(f"segments/*/{PASSAGES}")
+    content = file.read_bytes()
+    terms = json.loads(content[content.rindex(b'{"identity"') : -24])["blocks"][0]["terms"]
+    file.write_bytes(content[: 8 * terms] + b"\xff" * 4 * terms + content[12 * terms :])  # how often each term stands
+    with load(model_folder, [store]) as lm, pytest.raises(Corrupt, match=rf"{PASSAGES} is damaged .* remove it"):
+        lm.find_passages("the memory")
+    file.unlink()
+    with load(model_folder, [store]) as lm:
+        assert places(lm.find_passages("the memory", k=1000)) == expected
+
+
+def test_what_a_kill_leaves_of_passages_goes_with_the_next_commit(store, tokenizer):
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        cuts = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not cuts.is_complete:
+            cuts.build()
+        SegmentPassages(store, segment, cuts).build()
+        assert list(store.rglob(f"{PASSAGES}.*.tmp"))
+        datastore.save_defaults(datastore.snapshot.defaults)
+        assert not list(store.rglob("*.tmp"))
+
+
+def test_a_full_disk_moves_the_passages_to_ram(store, model_folder, monkeypatch):
+    write, full = PostingsWriter.finish, []
+
+    def refuse(self, identity):
+        if not full:
+            full.append(identity)
+            raise OSError(28, "no space left on device")
+        write(self, identity)
+
+    monkeypatch.setattr(PostingsWriter, "finish", refuse)
+    with load(model_folder, [store]) as lm:
+        check_words(lm, "the memory")
+    assert full
+    assert not [*store.rglob(PASSAGES), *store.rglob("*.tmp")]
 
 
 def test_a_folder_that_cannot_be_written_keeps_its_passages_in_ram(store, model_folder, monkeypatch):

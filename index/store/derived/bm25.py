@@ -50,15 +50,16 @@ def best_passages(
     """The at most k wanted live passages with the highest scores above 0, best first, and their scores. A passage's
     number counts the passages of the parts one after another.
 
-    Cost: a look at each word's table in each block, and the postings of the rarer words. Raises IndexError or
-    ValueError for damaged postings.
+    Cost: a look at each word's table in each block, and the postings of the rarer words. Raises Corrupt for damaged
+    postings.
     """
     views, weights_W = _views(parts, words)
     best = _Best(k)
     for view in sorted(views, key=lambda view: -view.bound(weights_W)):
         if view.bound(weights_W) < best.floor:
             break
-        view.add_to(best, weights_W)
+        with view.block.read():
+            view.add_to(best, weights_W)
     return best.numbers, best.scores
 
 
@@ -70,7 +71,7 @@ def scores_of(
     scores_C = np.zeros(len(numbers_C))
     for view in views:
         within_C = (numbers_C >= view.first) & (numbers_C < view.first + view.block.num_passages)
-        if within_C.any():
+        with view.block.read():
             scores_C[within_C] = view.scores(numbers_C[within_C] - view.first, weights_W)
     return scores_C
 
@@ -200,9 +201,10 @@ def _views(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> tuple[l
     hashes_F = np.array([hash_of(form) for forms in words for form in forms], np.uint64)
     frequencies_W = [0] * len(words)
     for view in views:
-        view.look_up(hashes_F, words_F, mean)
-        for number, word in view.words.items():
-            frequencies_W[number] += word.frequency(view.live_P)
+        with view.block.read():
+            view.look_up(hashes_F, words_F, mean)
+            for number, word in view.words.items():
+                frequencies_W[number] += word.frequency(view.live_P)
     return views, [_weight(num_live, frequency) for frequency in frequencies_W]
 
 

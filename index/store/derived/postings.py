@@ -18,7 +18,8 @@ import mmap
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -26,6 +27,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, UInt64
+
+from memlm.errors import Corrupt
 
 K1, B = 1.2, 0.75  # of BM25: how soon a repeated term counts no more, and how much a long passage counts less
 MAGIC = b"memlmPL1"
@@ -89,10 +92,10 @@ class PostingsWriter:
 class Postings:
     """The postings of a file, mapped, or of bytes in RAM. Raises ValueError for a file that is damaged or not whole.
 
-    Opening reads the directory only. Damage within a block shows as IndexError or ValueError when it is searched.
+    Opening reads the directory only. Damage within a block raises Corrupt when it is searched, with the file's `path`.
     """
 
-    def __init__(self, content: bytes | mmap.mmap) -> None:
+    def __init__(self, content: bytes | mmap.mmap, path: str = "") -> None:
         if len(content) < _END.size:
             raise ValueError("it is cut off")
         magic, offset, length, checksum = _END.unpack(content[len(content) - _END.size :])
@@ -103,12 +106,12 @@ class Postings:
             raise ValueError("its directory was changed")
         body = json.loads(directory)
         self.identity, self._num_passages = str(body["identity"]), int(body["passages"])
-        self.blocks = [Block(content, _Sizes(**each)) for each in body["blocks"]]
+        self.blocks = [Block(content, _Sizes(**each), path) for each in body["blocks"]]
 
     @classmethod
-    def mapped(cls, file: BinaryIO) -> Postings:
+    def mapped(cls, file: BinaryIO, path: str) -> Postings:
         """Maps an open file."""
-        return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
 
     def __len__(self) -> int:
         return self._num_passages
@@ -156,10 +159,18 @@ class TermPostings(NamedTuple):
 class Block:
     """Some passages of a file, in order. Its arrays are read when they are used."""
 
-    def __init__(self, content: bytes | mmap.mmap, sizes: _Sizes) -> None:
-        self._content, self._sizes = content, sizes
+    def __init__(self, content: bytes | mmap.mmap, sizes: _Sizes, path: str) -> None:
+        self._content, self._sizes, self._path = content, sizes, path
         self.first, self.num_passages, self.num_terms = sizes.first, sizes.passages, sizes.num_terms
         self._norms = 0.0, np.zeros(0)
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Turns what damaged arrays lead to into Corrupt."""
+        try:
+            yield
+        except (IndexError, ValueError) as error:
+            raise Corrupt(f"{self._path} is damaged ({error}); remove it, and the next search makes it anew") from error
 
     @property
     def mean(self) -> float:
@@ -201,8 +212,8 @@ class Block:
         return norms_P
 
     def _checked(self, places: np.ndarray | None, counts: np.ndarray, frequency: int, bound: float) -> TermPostings:
-        if len(counts) != (self.num_passages if places is None else frequency):
-            raise ValueError(f"the postings of a term are cut off in the block of passage {self.first}")
+        if frequency > self.num_passages or len(counts) != (self.num_passages if places is None else frequency):
+            raise ValueError(f"a term's postings are not as many as it has, in the block of passage {self.first}")
         return TermPostings(places, counts, frequency, bound, self.num_passages)
 
     @cached_property
