@@ -47,7 +47,7 @@ class _Part:
     @property
     def live_P(self) -> Bool[np.ndarray, " P"]:
         """Which of the passages are live."""
-        return ~self.segment.deleted_mask[self.passages.cuts.documents_P]
+        return self.passages.live_P(self.segment.deleted_mask)
 
     def searched(self, only: DocumentFilter) -> Searched:
         """The passages for a search by words. Nothing is read of most segments, which have no deleted documents."""

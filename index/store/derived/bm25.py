@@ -92,7 +92,7 @@ class _Word:
         places, counts = self.postings
         if live_P is None:
             return int(np.count_nonzero(counts))
-        return int(np.count_nonzero(counts[live_P] if places is None else live_P[places]))
+        return int(np.count_nonzero((counts != 0) & live_P if places is None else live_P[places]))
 
     @cached_property
     def postings(self) -> tuple[np.ndarray | None, np.ndarray]:
@@ -147,7 +147,7 @@ class _View:
         sums_P = self._sums(weights_W, [number for _, number in bounds])
         for mask_P in (self.live_P, self._wanted_P):
             if mask_P is not None:
-                sums_P[~mask_P] = 0
+                sums_P *= mask_P
         places_C = np.flatnonzero(sums_P >= max(best.floor - rest, 1e-300))
         sums_C, norms_P = sums_P[places_C], self.block.norms_P(self.mean)
         for bound, number in reversed(optional):
@@ -215,8 +215,8 @@ def _averages(views: Sequence[_View]) -> tuple[int, float]:
         if view.live_P is None:
             num_live, num_terms = num_live + view.block.num_passages, num_terms + view.block.num_terms
         else:
-            num_live += int(view.live_P.sum())
-            num_terms += int(view.block.lengths_P[view.live_P].sum())
+            num_live += int(np.count_nonzero(view.live_P))
+            num_terms += int((view.block.lengths_P * view.live_P).sum())
     return num_live, max(num_terms / max(num_live, 1), 1e-9)
 
 

@@ -12,6 +12,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from jaxtyping import Bool
+
 from memlm.base.phrases import RULE, terms_of
 from memlm.errors import MemlmError
 from memlm.index.store.derived.cuts import SegmentCuts
@@ -36,6 +39,7 @@ class SegmentPassages:
         self.cuts, self._file = cuts, DerivedFile(store, segment, PASSAGES)
         self._identity = f"{FORMAT} {RULE} {cuts.form} {segment.record.files[VALUES].checksum}"
         self._done, self._lock = 0, threading.Lock()
+        self._live = np.zeros(0, bool), np.zeros(0, bool)
         self._output: BinaryIO | None = None
         self._writer: PostingsWriter | None = None
         self._postings = self._opened()
@@ -49,6 +53,14 @@ class SegmentPassages:
         """The complete postings."""
         assert self._postings is not None
         return self._postings
+
+    def live_P(self, deleted_mask: Bool[np.ndarray, " docs"]) -> Bool[np.ndarray, " P"]:
+        """Which passages are of documents that are not deleted. The last mask is remembered."""
+        known, live_P = self._live
+        if known is not deleted_mask:
+            live_P = ~deleted_mask[self.cuts.documents_P]
+            self._live = deleted_mask, live_P
+        return live_P
 
     @property
     def num_done(self) -> int:
