@@ -16,7 +16,8 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import chain
+from itertools import chain, pairwise
+from operator import add
 from typing import NamedTuple
 
 import Stemmer
@@ -42,8 +43,11 @@ _UNSEEN = re.compile(
 _ATTACHED = "\u00ad\u0640\u200c-\u200f\u2060-\u2064\ufeff\u0e33\u0eb3"  # beside marks; Thai and Lao AM hold one
 _SIGNED = r"[^\W\d_](?:[+\uff0b]{2}|[#\uff03])(?!\w)"  # C++ and C#
 _KEPT_SIGNS = str.maketrans("+#", "\uff0b\uff03")  # which no tokenizer of SQLite takes for punctuation
-_ASCII = re.compile("[a-z0-9]+")
-_NAMES, _SEPARATOR = re.compile("[a-z0-9]+(?:[-_./:][a-z0-9]+)+"), re.compile("[-_./:]")
+# Letters that have one form, in scripts that count each letter as a word, and their punctuation.
+_PLAIN_LETTERS = "\u3041-\u3094\u30a1-\u30fa\u30fc\u4e00-\u9fff\uac00-\ud7a3"
+_PLAIN = re.compile(rf"(?:[\x00-\x22\x24-*,-\x7f{_PLAIN_LETTERS}\u3001\u3002\u3008-\u3011！（），：；？]|\+(?!\+))*")
+_PLAIN_WORDS, _PLAIN_PIECES = re.compile(f"[a-z0-9]+|[{_PLAIN_LETTERS}]"), re.compile(f"[a-z0-9]+|[{_PLAIN_LETTERS}]+")
+_PLAIN_NAMES, _SEPARATOR = re.compile("[a-z0-9]+(?:[-_./:][a-z0-9]+)+"), re.compile("[-_./:]")
 _PUNCTUATION = str.maketrans("“”‘’‚„«»…–—\u2011•·", " " * 14)  # common between ASCII words, and in no word
 _RUN_LENGTH = 64  # of text without a space, above which its words are not remembered
 _RUNS = 1 << 17  # that are remembered for each language, about 30 MB
@@ -122,23 +126,38 @@ class _Runs(dict[str, tuple[str, ...]]):
 
 def _run_words(run: str) -> tuple[str, ...]:
     plain = run if run.isascii() else run.translate(_PUNCTUATION)
-    if plain.isascii() and "#" not in plain and "++" not in plain:  # mostly, and then quickly
-        return tuple(_ASCII.findall(plain.lower()))
+    if _PLAIN.fullmatch(plain):  # mostly, and then quickly
+        return tuple(_PLAIN_WORDS.findall(plain.lower()))
     return tuple(found.word for found in _words(run))
 
 
 def _run_terms(run: str, language: str) -> tuple[str, ...]:
     plain = run if run.isascii() else run.translate(_PUNCTUATION)
-    if plain.isascii():
-        words, names = [_stem(word, language) for word in _run_words(run)], _NAMES.findall(plain.lower())
-        return (*words, *(_SEPARATOR.sub("_", name) for name in names))
-    terms, last = list[str](), None
-    for found in _words(run):
-        terms.append(found.word if found.is_letter else _stem(found.word, language))
-        if last is not None and last.is_letter and found.is_letter and last.end >= found.begin:
-            terms.append(last.word + found.word)
-        last = found
-    return tuple(terms)
+    return _plain_terms(plain.lower(), language) if _PLAIN.fullmatch(plain) else _any_terms(run, language)
+
+
+def _plain_terms(run: str, language: str) -> tuple[str, ...]:
+    terms = list[str]()
+    for piece in _PLAIN_PIECES.findall(run):
+        if piece.isascii():
+            terms.append(_stem(piece, language))
+        else:
+            terms += (*piece, *map(add, piece, piece[1:]))
+    return *terms, *(_SEPARATOR.sub("_", name) for name in _PLAIN_NAMES.findall(run))
+
+
+def _any_terms(run: str, language: str) -> tuple[str, ...]:
+    found, name = list(_words(run)), ""
+    terms = [each.word if each.is_letter else _stem(each.word, language) for each in found]
+    for last, each in pairwise(found):
+        if last.is_letter and each.is_letter and last.end >= each.begin:
+            terms.append(last.word + each.word)
+        if not (last.is_letter or each.is_letter) and _SEPARATOR.fullmatch(run[last.end : each.begin]):
+            name = f"{name or last.word}_{each.word}"
+        elif name:
+            terms.append(name)
+            name = ""
+    return (*terms, name) if name else tuple(terms)
 
 
 @lru_cache(1 << 17)

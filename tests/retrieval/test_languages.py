@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memlm.base import phrases
 from memlm.base.phrases import forms_of, terms_of, words_of
 
 # A sentence, and a word of it.
@@ -89,6 +90,18 @@ def test_a_name_is_found_by_the_whole_and_by_its_parts_and_the_whole_counts():
         assert finds(parts, text)
         assert not finds(name, f"{parts} os")
         assert words_of(name) == name.replace("-", " ").replace("_", " ").replace(".", " ").split()
+
+
+SIGNS = st.text("aZ0é ß-_./:+#“’…東京ガカ゛\u3099ー。한글국\u0301İ½ﾊ_", max_size=20)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(SIGNS | st.text(max_size=20))
+def test_the_quick_way_of_plain_runs_finds_the_same_words(text):
+    for run in text.split():
+        assert phrases._run_words(run) == tuple(found.word for found in phrases._words(run))
+        for language in ("english", "german"):
+            assert sorted(phrases._run_terms(run, language)) == sorted(phrases._any_terms(run, language))
 
 
 TEXTS = [sentence for sentence, _ in SENTENCES.values()] + [sentence for sentence, _ in ENDINGS]
