@@ -9,7 +9,7 @@ datastore, built from the live documents.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,29 +18,42 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from memlm.api.answers import FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
-from memlm.base.phrases import terms_of
+from memlm.base.phrases import forms_of
 from memlm.base.steps import Offload, Steps
+from memlm.index.store.derived.bm25 import Searched, best_passages, scores_of
+from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
-K1, B = 1.2, 0.75  # of BM25: how soon a repeated word counts no more, and how much a long passage counts less
 MOST_WORDS = 500  # different words of a question that are looked up
 FUSION_RANK = 60  # added to each rank, so that the first few differ little
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The P passages of one segment of a datastore, and which of them are live."""
+    """The P passages of one segment of a datastore, with the means of their keys or the vectors of an encoder."""
 
     store: ModelStore
     segment: Segment
     passages: SegmentPassages
-    live_P: Bool[np.ndarray, " P"]
-    vectors_PD: Float32[np.ndarray, "P D"] | None = None  # of an encoder
+    means: SegmentMeans | None = None
+    vectors_PD: Float32[np.ndarray, "P D"] | None = None
+
+    @property
+    def live_P(self) -> Bool[np.ndarray, " P"]:
+        """Which of the passages are live."""
+        return self.passages.live_P(self.segment.deleted_mask)
+
+    def searched(self, only: DocumentFilter) -> Searched:
+        """The passages for a search by words. Nothing is read of most segments, which have no deleted documents."""
+        live_P = self.live_P if self.segment.any_deleted else None
+        wanted_P = self.segment.chosen(only)[self.passages.cuts.documents_P] if only else None
+        return Searched(self.passages.postings, live_P, wanted_P)
 
 
 def find_passages(
@@ -68,31 +81,15 @@ def find_passages(
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
                 passages = yield from store.whole_passages_of(segment)
-                vectors_PD = None
+                means = vectors_PD = None
                 if encoder is not None:
                     vectors_PD = (yield from store.whole_vectors_of(segment, encoder)).vectors_PD
-                live_P = ~segment.deleted_mask[passages.documents_P]
-                parts.append(_Part(store, segment, passages, live_P, vectors_PD))
+                elif request.by is not PassagesBy.WORDS:
+                    means = yield from store.whole_means_of(segment)
+                parts.append(_Part(store, segment, passages, means, vectors_PD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
-
-
-def bm25(
-    counts: Iterable[Int64[np.ndarray, " P"]], num_words_P: Int64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
-) -> Float64[np.ndarray, " P"]:
-    """Scores passages by how often each word stands in them (BM25, Robertson and Zaragoza 2009, with the logarithm that
-    is never negative). Averages and document frequencies are those of the live passages. The counts of one word are
-    held at a time.
-    """
-    scores_P = np.zeros(len(live_P))
-    if not (num_live := int(live_P.sum())):
-        return scores_P
-    norms_P = K1 * (1 - B + B * num_words_P / max(num_words_P[live_P].mean(), 1e-9))
-    for counts_P in counts:
-        having = int((counts_P[live_P] > 0).sum())
-        scores_P += np.log1p((num_live - having + 0.5) / (having + 0.5)) * counts_P * (K1 + 1) / (counts_P + norms_P)
-    return scores_P
 
 
 def cosines(
@@ -131,31 +128,28 @@ def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapsh
 def _found(
     parts: Sequence[_Part], request: FindPassagesRequest, question_D: Float32[np.ndarray, " D"] | None
 ) -> tuple[Passage, ...]:
-    parts = [part for part in parts if len(part.live_P)]
+    parts = [part for part in parts if len(part.passages)]
     if not parts:
         return ()
-    live_P = np.concatenate([part.live_P for part in parts])
-    wanted_P = live_P
+    words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
+    if request.by is PassagesBy.WORDS:
+        return _described(parts, *best_passages(searched, words, request.k))
+    live = [part.live_P for part in parts]
+    live_P = wanted_P = np.concatenate(live)
     if request.only:
-        chosen = [part.segment.chosen(request.only)[part.passages.documents_P] for part in parts]
-        wanted_P = live_P & np.concatenate(chosen)
+        wanted_P = live_P & np.concatenate([each.wanted_P for each in searched])
     scores = dict[PassagesBy, np.ndarray]()
     orders = dict[PassagesBy, np.ndarray]()
-    if request.by is not PassagesBy.MEANING:
-        words = list(dict.fromkeys(terms_of(request.question)))[:MOST_WORDS]
-        counts = (np.concatenate([part.passages.counts_P(word) for part in parts]) for word in words)
-        num_words_P = np.concatenate([part.passages.num_words_P for part in parts])
-        scores_P = scores[PassagesBy.WORDS] = bm25(counts, num_words_P, live_P)
+    if request.by is PassagesBy.BOTH:
+        scores_P = scores[PassagesBy.WORDS] = scores_of(searched, words, np.arange(len(live_P)))
         orders[PassagesBy.WORDS] = _best_first(scores_P, wanted_P & (scores_P > 0))
-    if request.by is not PassagesBy.WORDS:
-        assert question_D is not None
-        if any(part.vectors_PD is None for part in parts):
-            keys = [part.passages.keys_PD for part in parts]
-            scores_P = cosines(question_D, keys, [part.live_P for part in parts])
-        else:  # vectors of length 1, which were learnt to be compared as they are
-            scores_P = np.concatenate([part.vectors_PD @ question_D for part in parts]).astype(np.float64)
-        scores[PassagesBy.MEANING] = scores_P
-        orders[PassagesBy.MEANING] = _best_first(scores_P, wanted_P)
+    assert question_D is not None
+    if any(part.vectors_PD is None for part in parts):
+        scores_P = cosines(question_D, [part.means.keys_PD for part in parts if part.means], live)
+    else:  # vectors of length 1, which were learnt to be compared as they are
+        scores_P = np.concatenate([part.vectors_PD @ question_D for part in parts]).astype(np.float64)
+    scores[PassagesBy.MEANING] = scores_P
+    orders[PassagesBy.MEANING] = _best_first(scores_P, wanted_P)
     if request.by is PassagesBy.BOTH:
         scores_P = scores[PassagesBy.BOTH] = fused(list(orders.values()), len(live_P))
         orders[PassagesBy.BOTH] = _best_first(scores_P, scores_P > 0)
@@ -176,12 +170,15 @@ def _described(
     numbers_K = np.searchsorted(ends, places_K, side="right")
     within_K = places_K - np.concatenate([[0], ends])[numbers_K]
     chosen = [(parts[number], within) for number, within in zip(numbers_K.tolist(), within_K.tolist(), strict=True)]
-    texts = [part.passages.text(within) for part, within in chosen]
-    line_ends_K = _line_ends(chosen, [begin for _, begin, _ in texts])
+    line_ends_K = _line_ends(chosen)
     described = list[Passage]()
-    rows = zip(chosen, texts, line_ends_K, scores_K.tolist(), strict=True)
-    for (part, within), (text, begin, end), line_ends, score in rows:
-        row = int(part.passages.documents_P[within])
+    for (part, within), line_ends, score in zip(chosen, line_ends_K, scores_K.tolist(), strict=True):
+        cuts = part.passages.cuts
+        row, (begin, end), (text,) = (
+            int(cuts.documents_P[within]),
+            cuts.rows(within),
+            cuts.texts(range(within, within + 1)),
+        )
         document, first = part.segment.documents.at(row), int(part.segment.starts[row])
         first_line = 1 + line_ends + text[: len(text) - len(text.lstrip())].count("\n")
         text = text.strip()
@@ -202,15 +199,16 @@ def _described(
     return tuple(described)
 
 
-def _line_ends(chosen: Sequence[tuple[_Part, int]], begins: Sequence[int]) -> list[int]:
+def _line_ends(chosen: Sequence[tuple[_Part, int]]) -> list[int]:
     """Counts the line ends before each passage in its document. Passages of a document share one reading of it."""
     counts, documents = [0] * len(chosen), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for place, ((part, within), begin) in enumerate(zip(chosen, begins, strict=True)):
-        documents[id(part), int(part.passages.documents_P[within])].append((begin, place))
+    for place, (part, within) in enumerate(chosen):
+        documents[id(part), int(part.passages.cuts.documents_P[within])].append((within, place))
     for (_, row), places in documents.items():
         part = chosen[places[0][1]][0]
         read, count = int(part.segment.starts[row]), 0
-        for begin, place in sorted(places):
+        for within, place in sorted(places):
+            begin, _ = part.passages.cuts.rows(within)
             count += part.store.line_ends(part.segment.values_N[read:begin])
-            read, counts[place] = begin, count
+            read, counts[place] = begin, count + part.passages.cuts.skipped(within).count(b"\n")
     return counts

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
-from memlm.index.store.derived import passage_vectors, passages
+from memlm.index.store.derived import cuts, passage_vectors
 from memlm.index.store.manifest import PASSAGES, VECTORS
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
@@ -24,8 +24,7 @@ QUESTION = "the memory of the model"
 @pytest.fixture(autouse=True)
 def small_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents have many passages, which are indexed in many steps."""
-    monkeypatch.setattr(passages, "PASSAGE_TOKENS", 40)
-    monkeypatch.setattr(passages, "OVERLAP_TOKENS", 12)
+    monkeypatch.setattr(cuts, "LIMIT_TOKENS", 40)
     monkeypatch.setattr(passage_vectors, "PASSAGES_AT_ONCE", 7)
 
 
@@ -55,7 +54,9 @@ def test_by_meaning_they_are_ranked_by_the_cosine_of_their_vectors(model_folder,
         everything = lm.find_passages("the page", by="words", k=1000)
     question_D = encoder.vectors([QUESTION])[0]
     for each in found:
-        assert each.score == pytest.approx(float(encoder.vectors([each.text])[0] @ question_D), abs=1e-5)
+        assert each.score == pytest.approx(
+            float(encoder.vectors([f"{each.title}\n{each.text}"])[0] @ question_D), abs=1e-5
+        )
     scores = [each.score for each in found]
     assert scores == sorted(scores, reverse=True)
     assert {each.document_id for each in found} >= {each.document_id for each in everything}

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from memlm.errors import Corrupt
-from memlm.index.store.derived import passages
-from memlm.index.store.derived.pieces import DecodeBytes, Pieces
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.tables import DerivedTables
 from memlm.index.store.manifest import VECTORS
 from memlm.index.store.segment import Segment
 
-FORMAT = "1"
+FORMAT = "2"
 PASSAGES_AT_ONCE = 32  # about a second of a small encoder
 
 
@@ -33,15 +32,15 @@ class PassageEncoder(Protocol):
     def vectors(self, texts: list[str]) -> Float32[np.ndarray, "P D"]: ...
 
 
-class SegmentVectors(DerivedTables[Pieces]):
-    """A vector for each passage of one segment, in the order of `SegmentPassages`."""
+class SegmentVectors(DerivedTables[SegmentCuts]):
+    """A vector for each passage of one segment, as complete `cuts` number them: of its text behind the title and the
+    headings.
+    """
 
-    def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes, encoder: PassageEncoder) -> None:
-        self._encoder = encoder
-        size, overlap = passages.PASSAGE_TOKENS, passages.OVERLAP_TOKENS
-        pieces = Pieces(segment, decode_bytes, size, overlap)
-        form = f"{FORMAT} {size} {overlap} {encoder.fingerprint}"
-        super().__init__(store, segment, VECTORS, form=form, pieces=pieces, at_once=PASSAGES_AT_ONCE)
+    def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts, encoder: PassageEncoder) -> None:
+        self._cuts, self._encoder = cuts, encoder
+        form = f"{FORMAT} {cuts.form} {encoder.fingerprint}"
+        super().__init__(store, segment, VECTORS, form=form, pieces=cuts, at_once=PASSAGES_AT_ONCE)
 
     @cached_property
     def vectors_PD(self) -> Float32[np.ndarray, "P D"]:
@@ -58,6 +57,6 @@ class SegmentVectors(DerivedTables[Pieces]):
         base.execute("create table vectors (passage integer primary key, vector blob)")
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
-        vectors_PD = self._encoder.vectors([self._pieces.text(piece)[0].strip() for piece in pieces])
+        vectors_PD = self._encoder.vectors(self._cuts.searched_texts(pieces))
         rows = [(piece, row.astype("<f4").tobytes()) for piece, row in zip(pieces, vectors_PD, strict=True)]
         base.executemany("insert into vectors values (?, ?)", rows)
