@@ -140,4 +140,4 @@ def test_a_text_of_one_sign_has_no_passages_of_a_few_tokens(piece):
 
 def test_no_sentence_ends_before_a_small_letter():
     text = "The first of two sentences is cut near its end, i.e.  where it has no point. The second one follows it."
-    assert stripped(text, 24) == [text[: text.index("The second")].strip(), text[text.index("The second") :]]
+    assert stripped(text, 25) == [text[: text.index("The second")].strip(), text[text.index("The second") :]]
