@@ -97,7 +97,7 @@ def test_signs_of_markdown_are_headings_in_markdown_alone_and_underlined_titles_
     assert [cut.headings for cut in tokens_of(text).cuts(20, markdown=False)] == [(), ("Two",), ("Two", "Three")]
     for other in ("a paragraph\nTwo\n===\n", "Two words\n===\n", "  Two\n===\n", "===\n===\n"):
         assert {cut.headings for cut in tokens_of(other).cuts(20, markdown=True)} == {()}
-    names = [("a.md", {}), ("A.MARKDOWN", {}), ("a.html", {"format": "html"}), ("a.py", {}), ("a", {"format": "x"})]
+    names = [("a.md", {}), ("A.MARKDOWN", {}), ("a.html", {"format": "html"}), ("a.py", {}), ("a", {"format": ["x"]})]
     assert [is_markdown(*each) for each in names] == [True, True, True, False, False]
 
 
