@@ -26,7 +26,7 @@ from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
-from memlm.retrieval.found_passages import Found, first_distinct
+from memlm.retrieval.found_passages import EXAMINED, EXAMINED_EACH, Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
@@ -160,14 +160,14 @@ def _found(
 def _distinct_by_words(
     parts: Sequence[_Part], searched: Sequence[Searched], words: Sequence[Sequence[str]], k: int
 ) -> tuple[Passage, ...]:
-    """The k best passages, of which copies count once. As many more are looked at as that takes."""
-    most = k
-    while True:
-        most *= 2
+    """The k best passages, of which copies count once. Many are looked at only where that takes them."""
+    found: tuple[Passage, ...] = ()
+    for most in (2 * k, EXAMINED + EXAMINED_EACH * k):
         places_R, scores_R = best_passages(searched, words, most)
         found = first_distinct(_in_order(parts, places_R, scores_R), k)
         if len(found) == k or len(places_R) < most:
-            return found
+            break
+    return found
 
 
 def _in_order(
