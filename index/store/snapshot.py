@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, check_range
-from memlm.index.factory import NO_INDEX
+from memlm.index.factory import FLAT, NO_INDEX
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.documents import DocumentRow
@@ -147,8 +147,11 @@ class Snapshot:
 
     @property
     def index_kind(self) -> str:
-        """The Faiss factory strings of the segments with keys, each once. none for a store without keys."""
-        return " + ".join(dict.fromkeys(segment.record.index for segment in self.keyed.segments)) or NO_INDEX
+        """The Faiss factory strings of the segments with keys, each once. none for a store without keys, and Flat where
+        those with some are gone.
+        """
+        kinds = " + ".join(dict.fromkeys(segment.record.index for segment in self.keyed.segments))
+        return kinds or (FLAT if self.is_keyed else NO_INDEX)
 
     @property
     def nlist(self) -> int:
