@@ -325,13 +325,13 @@ class JobRunner:
             await self._put_in_service(job)
 
     async def _publish_text(self, job: Job) -> None:
-        """Puts text in service whose keys are made next. A replacement waits for them if documents have to be deleted
-        from it first.
+        """Puts text in service whose keys are made next. What replaces a datastore waits for them: that one may have
+        some.
         """
         if job.kind == BUILD:
             async with self.replacing:
                 await self._idle.wait()
-                if job.deleted:
+                if job.store in self._stores.paths:
                     return
                 await self._put_in_service(job)
                 job.is_published = True
