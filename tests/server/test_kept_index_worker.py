@@ -162,7 +162,7 @@ def test_a_worker_with_a_bug_is_not_kept(
             add(client, document("second"))
         wait_until(lambda: not is_alive(pid))
         (tmp_path / "fails").unlink()
-        assert add(client, document("second")) == 1
+        assert add(client, document("third")) == 1
 
 
 def test_a_draining_server_ends_its_idle_worker(tmp_path: Path, long_model: Path, long_store: Path) -> None:
