@@ -36,7 +36,7 @@ CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
 # Beside a segment's files, from its tokens: no manifest names them.
-WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.sqlite", "vectors.sqlite", "suffixes.bin"
+WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.sqlite", "vectors.bin", "suffixes.bin"
 CHUNKS = "chunks.sqlite"
 DERIVED = (WORDS, PASSAGES, VECTORS, SUFFIXES, CHUNKS)
 # Of settings that were removed. Earlier versions wrote them into every store, and they change nothing now.

@@ -27,9 +27,9 @@ NUM_PASSAGES_OPTION = option(
 class PassagesBy(StrEnum):
     """What a search for passages compares with the question."""
 
+    AUTO = "auto"  # its words, and its meaning where there is an encoder
     WORDS = "words"  # BM25
-    MEANING = "meaning"  # the mean state of the model
-    BOTH = "both"  # the ranks of these two
+    MEANING = "meaning"  # the vectors of the encoder, or the mean state of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Passage:
 
     `token_offset` counts tokens from the start of the document, and `num_tokens` are its length. `text` lacks the words
     that its ends cut. `first_line` and `last_line` are those of `text` in its document, from 1, and 0 where a caller
-    gave the passage without them. By words, `score` is BM25. By meaning, it is a cosine. By both, it is a sum of
-    reciprocal ranks.
+    gave the passage without them. By words, `score` is BM25. By meaning, it is a cosine. By auto, it is a weighted
+    sum of both, or BM25.
     """
 
     store: str

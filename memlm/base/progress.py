@@ -18,6 +18,7 @@ UNITS = {
     "evaluate": "bytes",
     "evaluate index": "indexes",
     "learn tokens": "bytes",
+    "make vectors": "passages",
     "measure quality": "windows",
     "read": "bytes",
     "read texts": "tokens",

@@ -1,9 +1,9 @@
 """A question -> the passages of datastores that are likeliest to answer it.
 
 By words, passages are ranked by BM25. By meaning, they are ranked by the vectors of an encoder, or by the mean of the
-model's keys. By both, their ranks in these two orders are joined (reciprocal rank fusion, Cormack et al. 2009). All
-figures are over the passages that are live, in all segments and datastores together. So the result is that of one
-datastore, built from the live documents.
+model's keys. By auto, both scores are added where there is an encoder, and a passage whose vector is not made yet is
+found by its words. All figures are over the passages that are live, in all segments and datastores together. So the
+result is that of one datastore, built from the live documents.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memlm.retrieval.store import ModelStore
 
 K1, B = 1.2, 0.75  # of BM25: how soon a repeated word counts no more, and how much a long passage counts less
 MOST_WORDS = 500  # different words of a question that are looked up
-FUSION_RANK = 60  # added to each rank, so that the first few differ little
+COSINE_WEIGHT = 50  # in units of BM25
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Part:
     segment: Segment
     passages: SegmentPassages
     live_P: Bool[np.ndarray, " P"]
-    vectors_PD: Float32[np.ndarray, "P D"] | None = None  # of an encoder
+    vectors_FD: Float32[np.ndarray, "F D"] | None = None  # of an encoder, of the first F passages
 
 
 def find_passages(
@@ -50,15 +50,15 @@ def find_passages(
     encoder: PassageEncoder | None = None,
 ) -> Steps[tuple[Passage, ...]]:
     """Finds the k best passages. `question_D` is the mean key of the question, or its vector by the `encoder`, None for
-    a search by words.
+    a search by words, as one by auto is without an encoder.
 
     The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
-    next one. Raises NotFound for a name in `exclude_documents` that stands for no document, and Incompatible for a
-    datastore without keys, unless it is searched by words or with an encoder.
+    next one. Vectors are waited for by meaning alone. Raises NotFound for a name in `exclude_documents` that stands for
+    no document, and Incompatible for a datastore without keys that is searched by meaning without an encoder.
     """
     if request.by is PassagesBy.WORDS:
         encoder = None
-    elif encoder is None:
+    elif encoder is None and request.by is PassagesBy.MEANING:
         for store in stores:
             store.snapshot.check_searchable(store.name)
     while True:
@@ -68,11 +68,13 @@ def find_passages(
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
                 passages = yield from store.whole_passages_of(segment)
-                vectors_PD = None
+                vectors_FD = None
                 if encoder is not None:
-                    vectors_PD = (yield from store.whole_vectors_of(segment, encoder)).vectors_PD
+                    waited = request.by is PassagesBy.MEANING
+                    vectors_of = store.whole_vectors_of if waited else store.known_vectors_of
+                    vectors_FD = (yield from vectors_of(segment, encoder)).vectors_PD
                 live_P = ~segment.deleted_mask[passages.documents_P]
-                parts.append(_Part(store, segment, passages, live_P, vectors_PD))
+                parts.append(_Part(store, segment, passages, live_P, vectors_FD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
@@ -113,14 +115,16 @@ def cosines(
     return np.concatenate(scores)
 
 
-def fused(orders: Sequence[Int64[np.ndarray, " R"]], num_passages: int) -> Float64[np.ndarray, " P"]:
-    """Joins orders of passages, each best first: the sum of 1 / (60 + rank), with ranks from 1. A passage that an
-    order lacks gets nothing from it.
+def joined(
+    words_P: Float64[np.ndarray, " P"], cosines_P: Float64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
+) -> Float64[np.ndarray, " P"]:
+    """Adds the scores of passages by words and by meaning. A cosine that is not known (NaN) counts as the mean of those
+    of live passages that are.
     """
-    scores_P = np.zeros(num_passages)
-    for order_R in orders:
-        scores_P[order_R] += 1 / (FUSION_RANK + 1 + np.arange(len(order_R)))
-    return scores_P
+    is_known_P = np.isfinite(cosines_P)
+    known_P = is_known_P & live_P
+    mean = float(cosines_P[known_P].mean()) if known_P.any() else 0.0
+    return words_P + COSINE_WEIGHT * np.where(is_known_P, cosines_P, mean)
 
 
 def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
@@ -139,34 +143,46 @@ def _found(
     if request.only:
         chosen = [part.segment.chosen(request.only)[part.passages.documents_P] for part in parts]
         wanted_P = live_P & np.concatenate(chosen)
-    scores = dict[PassagesBy, np.ndarray]()
-    orders = dict[PassagesBy, np.ndarray]()
+    words_P, cosines_P = np.zeros(len(live_P)), None
     if request.by is not PassagesBy.MEANING:
         words = list(dict.fromkeys(terms_of(request.question)))[:MOST_WORDS]
         counts = (np.concatenate([part.passages.counts_P(word) for part in parts]) for word in words)
         num_words_P = np.concatenate([part.passages.num_words_P for part in parts])
-        scores_P = scores[PassagesBy.WORDS] = bm25(counts, num_words_P, live_P)
-        orders[PassagesBy.WORDS] = _best_first(scores_P, wanted_P & (scores_P > 0))
-    if request.by is not PassagesBy.WORDS:
-        assert question_D is not None
-        if any(part.vectors_PD is None for part in parts):
-            keys = [part.passages.keys_PD for part in parts]
-            scores_P = cosines(question_D, keys, [part.live_P for part in parts])
-        else:  # vectors of length 1, which were learnt to be compared as they are
-            scores_P = np.concatenate([part.vectors_PD @ question_D for part in parts]).astype(np.float64)
-        scores[PassagesBy.MEANING] = scores_P
-        orders[PassagesBy.MEANING] = _best_first(scores_P, wanted_P)
-    if request.by is PassagesBy.BOTH:
-        scores_P = scores[PassagesBy.BOTH] = fused(list(orders.values()), len(live_P))
-        orders[PassagesBy.BOTH] = _best_first(scores_P, scores_P > 0)
-    best_K = orders[request.by][: request.k]
-    return _described(parts, best_K, scores[request.by][best_K])
+        words_P = bm25(counts, num_words_P, live_P)
+    if question_D is not None:
+        cosines_P = _cosines(parts, question_D)
+    if request.by is PassagesBy.MEANING:
+        assert cosines_P is not None
+        scores_P = cosines_P
+    elif cosines_P is None:
+        scores_P, wanted_P = words_P, wanted_P & (words_P > 0)
+    else:
+        scores_P, wanted_P = joined(words_P, cosines_P, live_P), wanted_P & ((words_P > 0) | np.isfinite(cosines_P))
+    best_K = _best(scores_P, wanted_P, request.k)
+    return _described(parts, best_K, scores_P[best_K])
 
 
-def _best_first(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"]) -> Int64[np.ndarray, " R"]:
-    """The wanted passages by their scores. Equal ones keep the order of the documents."""
+def _cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:
+    """Compares all passages with the question, NaN for those without a vector."""
+    if any(part.vectors_FD is None for part in parts):
+        return cosines(question_D, [part.passages.keys_PD for part in parts], [part.live_P for part in parts])
+    cosines_P = np.full(sum(len(part.live_P) for part in parts), np.nan)
+    first = 0
+    for part in parts:  # vectors of length 1, which were learnt to be compared as they are
+        assert part.vectors_FD is not None
+        cosines_P[first : first + len(part.vectors_FD)] = part.vectors_FD @ question_D
+        first += len(part.live_P)
+    return cosines_P
+
+
+def _best(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"], k: int) -> Int64[np.ndarray, " K"]:
+    """The k best of the wanted passages. Equal ones keep the order of the documents."""
     places_R = np.flatnonzero(wanted_P)
-    return places_R[np.argsort(-scores_P[places_R], kind="stable")]
+    lows_R = -scores_P[places_R]
+    if k < len(places_R):  # sorting all of a million takes a tenth of a second
+        near = lows_R <= np.partition(lows_R, k - 1)[k - 1]
+        places_R, lows_R = places_R[near], lows_R[near]
+    return places_R[np.argsort(lows_R, kind="stable")[:k]]
 
 
 def _described(

@@ -22,7 +22,7 @@ from memlm.base.steps import Offload, Steps
 from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.derived.passage_vectors import PassageEncoder, SegmentVectors
+from memlm.index.store.derived.passage_vectors import PASSAGES_AT_ONCE, PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
 from memlm.index.store.exclusion import search_views
@@ -55,6 +55,7 @@ class ViewSearch(Protocol):
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
 SNIPPET_TOKENS = 12
+OTHERS_S = 0.2
 MARK_TOKENS = 128
 MARKED_DOCUMENTS = 1024
 
@@ -211,6 +212,14 @@ class ModelStore:
         """All vectors of a segment's passages. They are encoded some a step, where they are not yet."""
         vectors: SegmentVectors = yield Offload(partial(self.vectors_of, segment, encoder))
         while not vectors.is_complete:
+            if not (yield Offload(vectors.build, is_long=True)):
+                yield Offload(partial(time.sleep, OTHERS_S), is_long=True)  # another process makes them
+        return vectors
+
+    def known_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
+        """The vectors that are there, with those that take a moment."""
+        vectors: SegmentVectors = yield Offload(partial(self.vectors_of, segment, encoder))
+        if 0 < len(vectors) - len(vectors.vectors_PD) <= PASSAGES_AT_ONCE:
             yield Offload(vectors.build, is_long=True)
         return vectors
 

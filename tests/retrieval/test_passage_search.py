@@ -21,7 +21,6 @@ from memlm.index.store.manifest import PASSAGES
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval import passage_search
-from memlm.retrieval.passage_search import fused
 
 QUESTIONS = ["the memory of the model of the page", "Page; and, IT", "what does a stream end with?", "zebra crossing"]
 SIZE, OVERLAP = 40, 12
@@ -101,7 +100,7 @@ def check_words(lm: LanguageModel, question: str) -> None:
 def test_words_are_ranked_by_bm25_over_the_texts(store, model_folder, question):
     with load(model_folder, [store]) as lm:
         check_words(lm, question)
-        some = lm.find_passages(question, k=3)  # by words, unless asked otherwise
+        some = lm.find_passages(question, k=3)  # by auto, which is by words without an encoder
         assert some == lm.find_passages(question, by="words", k=1000)[:3]
         assert bool(some) == (question != "zebra crossing")
     (file,) = store.glob(f"segments/*/{PASSAGES}")
@@ -160,19 +159,6 @@ def test_meaning_is_the_cosine_of_centered_mean_keys(store, model_folder):
         assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
 
 
-def test_both_joins_the_two_orders_by_reciprocal_ranks(store, model_folder):
-    with load(model_folder, [store]) as lm:
-        orders = [places(lm.find_passages("the page", by=by, k=1000)) for by in ("words", "meaning")]
-        scores = Counter[tuple[str, int]]()
-        for order in orders:
-            for rank, place in enumerate(order, 1):
-                scores[place] += 1 / (60 + rank)
-        found = lm.find_passages("the page", k=1000, by="both")
-        assert {place: each.score for place, each in zip(places(found), found, strict=True)} == pytest.approx(scores)
-        assert places(found)[0] == max(scores, key=lambda place: scores[place])
-    assert fused([np.array([2, 0])], 3).tolist() == pytest.approx([1 / 62, 0, 1 / 61])
-
-
 def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
     for number in range(40):
         (tmp_path / f"{number:02d}.txt").write_text("the memory" if number % 3 else "a page")
@@ -190,7 +176,7 @@ def test_filters_choose_documents_and_change_no_score(store, model_folder):
         assert 0 < len(some) < len(everything)
 
 
-@pytest.mark.parametrize("by", ["words", "meaning", "both"])
+@pytest.mark.parametrize("by", ["words", "meaning", "auto"])
 def test_excluded_and_deleted_documents_count_nowhere(store, model_folder, corpus_folder, tmp_path, by):
     for number in (0, 2, 4, 6):
         shutil.copy(corpus_folder / f"doc-{number}.txt", tmp_path)
@@ -239,7 +225,7 @@ def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(sto
         assert (found.text, found.num_tokens) == ("the xylophone of a memory", len(lm.tokenize(found.text)))
         lm.delete_documents(["note"])
         assert not lm.find_passages("xylophone", by="words")
-        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="both")}
+        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="auto")}
     assert b"xylophone" in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
     compact(store, purge=True)
     assert not [path for path in store.rglob("*") if path.is_file() and b"xylophone" in path.read_bytes()]
@@ -284,9 +270,8 @@ def test_a_store_without_keys_is_searched_by_words_alone(model_folder, corpus_fo
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none", check="none")
     with load(model_folder, [tmp_path / "drafts"]) as lm:
         assert lm.find_passages("the memory", by="words")
-        for by in ("meaning", "both"):
-            with pytest.raises(Incompatible, match="keys"):
-                lm.find_passages("the memory", by=by)
+        with pytest.raises(Incompatible, match="keys"):
+            lm.find_passages("the memory", by="meaning")
 
 
 def test_wrong_requests_are_refused(lm, model_folder):

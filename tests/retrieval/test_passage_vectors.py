@@ -1,22 +1,29 @@
 """An encoder's vectors rank passages in place of the model's keys, and are made once."""
 
+import errno
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from encoders import save_bert
+from encoders import encoder_tokenizer, save_bert
 from typer.testing import CliRunner
 
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived import passage_vectors, passages
+from memlm.index.store.derived.passage_vectors import HEADER_BYTES, SegmentVectors
 from memlm.index.store.manifest import PASSAGES, VECTORS
+from memlm.indexing import vectors as vectors_module
 from memlm.indexing.build import build_index
+from memlm.indexing.vectors import make_vectors
 from memlm.language_model import LanguageModel, load
 from memlm.model.files.encoder_files import load_encoder
-from memlm.retrieval.passage_search import fused
+from memlm.retrieval.passage_search import COSINE_WEIGHT
 
 QUESTION = "the memory of the model"
 
@@ -44,6 +51,10 @@ def opened(model_folder: Path, store: Path, encoder: Path | None) -> LanguageMod
     return load(model_folder, [store], passage_encoder=encoder)
 
 
+def scores_of(lm: LanguageModel, by: str) -> dict[tuple[str, int], float]:
+    return {(each.document_id, each.token_offset): each.score for each in lm.find_passages(QUESTION, by=by, k=1000)}
+
+
 def order(lm: LanguageModel, by: str) -> list[tuple[str, int]]:
     return [(each.document_id, each.token_offset) for each in lm.find_passages(QUESTION, by=by, k=1000)]
 
@@ -62,18 +73,40 @@ def test_by_meaning_they_are_ranked_by_the_cosine_of_their_vectors(model_folder,
     assert len(found) >= len(everything) > 20
 
 
-def test_both_joins_words_and_vectors_and_words_need_no_encoder(model_folder, store, bert):
+def test_auto_adds_bm25_and_weighted_cosines(model_folder, store, bert, tokenizer):
+    encoder = load_encoder(bert)
+    make_vectors(store, tokenizer, encoder)
     with opened(model_folder, store, bert) as lm:
-        words = order(lm, "words")
+        words, meaning = scores_of(lm, "words"), scores_of(lm, "meaning")
+        expected = {place: words.get(place, 0) + COSINE_WEIGHT * cosine for place, cosine in meaning.items()}
+        assert scores_of(lm, "auto") == pytest.approx(expected)
+        assert order(lm, "auto")[0] == max(expected, key=lambda place: expected[place])
+        assert [each.score for each in lm.find_passages(QUESTION)] == sorted(expected.values(), reverse=True)[:8]
+
+
+def test_passages_without_a_vector_are_found_by_their_words(model_folder, store, bert, tokenizer, monkeypatch):
+    with opened(model_folder, store, bert) as lm:  # none has one, and an answer does not wait for them
+        words = scores_of(lm, "words")
+        assert scores_of(lm, "auto") == pytest.approx(words)
         assert not list(store.rglob(VECTORS))
-        meaning, both = order(lm, "meaning"), order(lm, "both")
-    places = {place: number for number, place in enumerate(meaning)}
-    orders = [np.array([places[each] for each in words]), np.arange(len(meaning))]
-    scores = fused(orders, len(meaning))
-    assert sorted(-scores) == [-scores[places[each]] for each in both]
-    with opened(model_folder, store, None) as lm:
-        assert order(lm, "words") == words
-        assert order(lm, "meaning") != meaning
+        (segment,) = lm.engine.stores.model_store().snapshot.segments
+        vectors = lm.engine.stores.model_store().vectors_of(segment, lm.engine.passage_encoder)
+        vectors.build(9)
+        half = scores_of(lm, "auto")
+    with opened(model_folder, store, bert) as lm:
+        meaning = scores_of(lm, "meaning")
+    first = list(meaning_in_order(lm, meaning))[:9]
+    mean = sum(meaning[place] for place in first) / 9
+    expected = {
+        place: words.get(place, 0) + COSINE_WEIGHT * (meaning[place] if place in first else mean)
+        for place in {*words, *first}
+    }
+    assert half == pytest.approx(expected)
+
+
+def meaning_in_order(lm, scores):
+    """Places in the order of the documents."""
+    return sorted(scores, key=lambda place: (place[0], place[1]))
 
 
 def test_vectors_are_made_once_and_anew_for_another_encoder(model_folder, store, bert, tmp_path, monkeypatch):
@@ -115,13 +148,21 @@ def test_an_encoder_whose_files_changed_after_it_was_loaded_is_refused(bert, tmp
         _ = encoder.fingerprint
 
 
-def test_an_encoder_for_a_search_by_words_is_refused(store, bert, model_folder):
-    command = ["index", "passages", str(store), QUESTION, "--model", str(model_folder), "--encoder", str(bert)]
-    result = CliRunner().invoke(app, command)
-    assert isinstance(result.exception, InvalidInput)
-    assert result.exception.field == "by"
-    result = CliRunner().invoke(app, [*command, "--by", "meaning", "--json"])
-    assert result.exit_code == 0, result.output
+def test_the_command_makes_vectors_that_searches_use(store, bert, model_folder):
+    more = ["--model", str(model_folder), "--encoder", str(bert), "--json"]
+    made = CliRunner().invoke(app, ["index", "vectors", str(store), *more])
+    assert made.exit_code == 0, made.output
+    figures = json.loads(made.stdout)
+    assert figures["made"] == figures["passages"] > 20
+    assert not figures["missing"]
+    found = CliRunner().invoke(app, ["index", "passages", str(store), QUESTION, *more, "--k", "1000"])
+    assert len(json.loads(found.stdout)["passages"]) == figures["passages"]
+    with pytest.raises(InvalidInput, match="pull minilm"):
+        CliRunner().invoke(app, ["index", "vectors", *made_args(store, model_folder)], catch_exceptions=False)
+
+
+def made_args(store, model_folder):
+    return [str(store), "--model", str(model_folder)]
 
 
 def test_deleted_and_added_documents_are_followed(model_folder, store, bert):
@@ -137,6 +178,87 @@ def test_a_datastore_without_keys_is_searched_by_meaning_too(tmp_path, model_fol
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none")
     with opened(model_folder, tmp_path / "drafts", bert) as lm:
         assert order(lm, "meaning")
-        assert order(lm, "both")
+        assert order(lm, "auto")
     with opened(model_folder, tmp_path / "drafts", None) as lm, pytest.raises(Incompatible):
         order(lm, "meaning")
+
+
+@pytest.fixture
+def making(store: Path, tokenizer, bert: Path):
+    """The vectors of the store's segment, of which none is made, and the file."""
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        encoder = load_encoder(bert)
+        yield lambda: SegmentVectors(store, segment, tokenizer.decode_bytes, encoder)
+
+
+def whole(vectors: SegmentVectors) -> np.ndarray:
+    while vectors.build(7):
+        pass
+    assert vectors.is_complete
+    return np.array(vectors.vectors_PD)
+
+
+def test_a_maker_goes_on_behind_the_last_whole_vector(store, making):
+    expected_PD = whole(making())
+    (file,) = store.rglob(VECTORS)
+    content, row = file.read_bytes(), 4 * expected_PD.shape[1]
+    for kept in (100, HEADER_BYTES, HEADER_BYTES + 5 * row, HEADER_BYTES + 5 * row + 9, len(content)):
+        file.write_bytes(content[:kept])
+        begun = making()
+        assert len(begun.vectors_PD) == max(0, kept - HEADER_BYTES) // row
+        np.testing.assert_allclose(whole(begun), expected_PD, atol=1e-6)
+    file.write_bytes(content[: HEADER_BYTES + 5 * row] + bytes(3 * row))  # a crash left three unwritten
+    np.testing.assert_allclose(whole(making()), expected_PD, atol=1e-6)
+
+
+def test_others_see_what_one_makes_and_do_not_make_it_too(making):
+    one, other = making(), making()
+    assert one.build(7)
+    assert len(other.vectors_PD) == 7
+    with one._growing():
+        assert not other.build(7)
+    assert other.build(7)
+    assert len(one.vectors_PD) == 14
+
+
+def test_vectors_that_a_purge_overtakes_are_not_published(store, making):
+    overtaken = making()
+    overtaken.build(7)
+    with Datastore.open(store) as datastore:
+        datastore.delete([next(datastore.snapshot.documents()).id])
+    compact(store, purge=True)
+    assert len(whole(overtaken)) > 20
+    assert not list(store.rglob(VECTORS))
+
+
+def test_a_folder_that_cannot_be_written_keeps_its_vectors_in_ram(store, making, monkeypatch):
+    expected_PD = whole(making())
+    (file,) = store.rglob(VECTORS)
+    file.unlink()
+    begun = making()
+    begun.build(7)
+    monkeypatch.setattr(passage_vectors, "sync", refuse)
+    np.testing.assert_allclose(whole(begun), expected_PD, atol=1e-6)
+    file.unlink()
+    monkeypatch.setattr("memlm.index.store.derived.files.DerivedFile.begun", refuse)
+    np.testing.assert_allclose(whole(making()), expected_PD, atol=1e-6)
+    assert not list(store.rglob(VECTORS))
+
+
+def refuse(*_):
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_what_takes_too_long_is_foretold_and_left(store, bert, tokenizer, monkeypatch):
+    monkeypatch.setattr(vectors_module, "SAMPLE", 5)
+    encoder, told = load_encoder(bert), []
+    begun = make_vectors(store, tokenizer, encoder, within_s=0.0)
+    assert (begun.made, begun.missing) == (5, begun.passages - 5)
+    assert begun.missing_s > 0
+    rest = make_vectors(store, tokenizer, encoder, progress=lambda phase, done, total, note="": told.append(done))
+    assert (rest.made, rest.missing, rest.missing_s) == (begun.passages - 5, 0, 0.0)
+    assert told[-1] == begun.passages
+    assert told == sorted(told)
+    with pytest.raises(Incompatible, match="another tokenizer"):
+        make_vectors(store, encoder_tokenizer(), encoder)
