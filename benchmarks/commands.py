@@ -70,6 +70,36 @@ def drafts(
     print_table(shown)
 
 
+@app.command(epilog="Example: python -m benchmarks words books/ --questions questions.txt --copies 12 --json")
+def words(
+    texts: options.Texts,
+    questions: Annotated[Path, typer.Option(metavar="FILE", help="Questions, a line each.")],
+    copies: Annotated[int, typer.Option(help="Repeat the texts with other rare words.", min=1)] = 1,
+    slow: Annotated[int, typer.Option(help="Questions that are timed of the other programs.", min=1)] = 50,
+    json: options.Json = False,
+) -> None:
+    """Passages by words: building and searching, beside SQLite FTS5, and tantivy where it is installed."""
+    from tempfile import TemporaryDirectory
+
+    from benchmarks.word_search import bench_words
+    from memlm.data.corpus import Corpus
+
+    asked = questions.read_text(encoding="utf-8").splitlines()
+    with ConsoleProgress() as progress, TemporaryDirectory() as folder:
+        rows = bench_words(Corpus(texts), asked, Path(folder), copies=copies, slow=slow, progress=progress)
+    if json:
+        print_report({"rows": rows}, repeats=1)
+        return
+    shown = table("way", "MB", "passages", "build, s", "bytes a byte", "p50, ms", "p90, ms", "p99, ms", "first, ms")
+    for row in rows:
+        shown.add_row(
+            row["way"], f"{row['megabytes']:.0f}", f"{row['passages']:,}", f"{row['build_s']:.1f}",
+            f"{row['share']:.2f}", f"{row['p50_ms']:.1f}", f"{row['p90_ms']:.1f}", f"{row['p99_ms']:.1f}",
+            f"{row['first_ms']:.1f}",
+        )  # fmt: skip
+    print_table(shown)
+
+
 @app.command(epilog="Example: python -m benchmarks context held-out/ --model smollm2 --store store --json")
 def context(
     texts: options.Texts,

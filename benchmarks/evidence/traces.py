@@ -20,12 +20,15 @@ import faiss
 import numpy as np
 from jaxtyping import UInt64
 
-from memlm.base.phrases import words_of
+from memlm.base.phrases import terms_of, words_of
 from memlm.data.corpus import Document
 from memlm.index.ivf import VALUE_BITS, inner, open_index
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.chunk_vectors import SegmentChunks
+from memlm.index.store.derived.cuts import SegmentCuts
+from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.derived.postings import hash_of
 from memlm.index.store.derived.words import SegmentWords
 from memlm.index.store.segment import INDEX, Segment
 from memlm.model.files.checkpoint import Checkpoint
@@ -35,7 +38,7 @@ RUN, STEP = 8, 8  # tokens of a run that is searched for, and the distance of tw
 HEAD = 8  # bytes of a trace that a file is searched for at first: fewer also stand where no trace is
 CHUNK = 64  # tokens of a chunk, as RETRO reads them
 WORD = "word"
-KINDS = ("id", "title", "metadata", "tokens", "key", "code", WORD, "passage", "chunk")
+KINDS = ("id", "title", "metadata", "tokens", "key", "code", WORD, "term", "passage", "chunk")
 
 
 class Trace(NamedTuple):
@@ -110,10 +113,14 @@ def derive(checkpoint: Checkpoint, store: Path) -> None:
 
 def _tables_of(
     checkpoint: Checkpoint, store: Path, segment: Segment
-) -> tuple[SegmentWords, SegmentPassages, SegmentChunks]:
+) -> tuple[SegmentWords, SegmentPassages, SegmentMeans, SegmentChunks]:
     decode = checkpoint.tokenizer.decode_bytes
+    cuts = SegmentCuts(store, segment, decode)
+    while not cuts.is_complete:
+        cuts.build()
     chunks = SegmentChunks(store, segment, CHUNK, TokenMeans(checkpoint.decoder))
-    return SegmentWords(store, segment, decode), SegmentPassages(store, segment, decode), chunks
+    passages, means = SegmentPassages(store, segment, cuts), SegmentMeans(store, segment, cuts)
+    return SegmentWords(store, segment, decode), passages, means, chunks
 
 
 def _names_of(document: Document) -> Iterator[tuple[str, bytes]]:
@@ -126,6 +133,7 @@ def _names_of(document: Document) -> Iterator[tuple[str, bytes]]:
 
 def _words_of(document: Document) -> Iterator[tuple[str, bytes]]:
     yield from ((WORD, word.encode()) for word in words_of(document.text))
+    yield from (("term", hash_of(term).to_bytes(8, "little")) for term in terms_of(document.text))
 
 
 def _entries_of(segment: Segment, row: int, codes: Mapping[int, bytes]) -> Iterator[tuple[str, bytes]]:
@@ -158,9 +166,9 @@ def codes_of(store: Path, segment: Segment) -> dict[int, bytes]:
 
 def _vectors_of(checkpoint: Checkpoint, store: Path, segment: Segment, row: int) -> Iterator[tuple[str, bytes]]:
     """The vectors of a document's passages and chunks."""
-    words, passages, chunks = _tables_of(checkpoint, store, segment)
-    with closing(words), closing(passages), closing(chunks):
-        means, vectors = passages.keys_PD[passages.documents_P == row], chunks.vectors_PE[chunks.document_P == row]
+    words, passages, keys, chunks = _tables_of(checkpoint, store, segment)
+    with closing(words), closing(passages), closing(keys), closing(chunks):
+        means, vectors = keys.keys_PD[passages.cuts.documents_P == row], chunks.vectors_PE[chunks.document_P == row]
         yield from (("passage", mean_D.astype("<f4").tobytes()) for mean_D in means)
         yield from (("chunk", vector_E.astype("<f4").tobytes()) for vector_E in vectors)
 

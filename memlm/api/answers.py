@@ -15,7 +15,6 @@ from memlm.api.passages import (
     MAX_PASSAGES,
     MORE_PASSAGES,
     NUM_PASSAGES_OPTION,
-    PASSAGE_TOKENS,
     PASSAGES,
     AnswerPrompt,
     Passage,
@@ -27,6 +26,7 @@ from memlm.api.prompts import approximate_tokens, check_text
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
 from memlm.base.options import option
+from memlm.base.passage_texts import PASSAGE_TOKENS
 from memlm.base.storable import problem_in
 from memlm.errors import InternalError, InvalidInput, check_choice, check_range
 from memlm.index.store.filters import DocumentFilter

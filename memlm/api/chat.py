@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from memlm.api.params import StreamRequest, stream_fields
-from memlm.api.passages import BUDGET, MORE_PASSAGES, NUM_PASSAGES_OPTION, PASSAGE_TOKENS, check_num_passages
+from memlm.api.passages import BUDGET, MORE_PASSAGES, NUM_PASSAGES_OPTION, check_num_passages
 from memlm.api.prompts import approximate_tokens, check_text
+from memlm.base.passage_texts import PASSAGE_TOKENS
 from memlm.errors import InvalidInput
 
 MAX_MESSAGES = 4096

@@ -14,7 +14,6 @@ from memlm.errors import check_range
 MAX_PASSAGES = 256  # of one answer
 FEW_PASSAGES, MORE_PASSAGES = 1, 4  # that are found by default: further ones distract a small model
 LARGE_MODEL = 1_000_000_000  # parameters
-PASSAGE_TOKENS = 128  # at most, of one that is found
 BUDGET = 1024  # tokens of the passages of a chat, or of an answer's prompt, by default
 PASSAGES = "Passages"
 NUM_PASSAGES_OPTION = option(

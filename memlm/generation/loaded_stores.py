@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 from memlm.api.datastores import DeleteReport, RememberReport, StoreInfo
 from memlm.api.params import RetrievalParams
 from memlm.base.lists import items_of
+from memlm.base.steps import run_steps
 from memlm.errors import (
     AlreadyExists,
     Corrupt,
@@ -248,7 +249,7 @@ class LoadedStores:
         for store in tuple(self._stores.values()):
             if (opened := store.opened) is not None:
                 for segment in opened.snapshot.segments:
-                    if opened.vectors_of(segment, encoder).build():
+                    if run_steps(opened.vectors_of(segment, encoder)).build():
                         return True
         return False
 

@@ -11,7 +11,9 @@ from memlm.base.progress import Progress, silent
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Incompatible
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passage_vectors import PassageEncoder, SegmentVectors
+from memlm.index.store.segment import Segment
 
 AT_ONCE = 256  # passages: of similar length they are read together
 SAMPLE = 64  # passages, after which the time of the others is foretold
@@ -46,7 +48,7 @@ def make_vectors(
         snapshot = datastore.snapshot
         if snapshot.manifest.spec.tokenizer_fingerprint != tokenizer.fingerprint:
             raise Incompatible(f"the datastore {store} was built with another tokenizer; give the model that built it")
-        parts = [SegmentVectors(snapshot.path, each, tokenizer.decode_bytes, encoder) for each in snapshot.segments]
+        parts = [_vectors(snapshot.path, each, tokenizer, encoder) for each in snapshot.segments]
         total, before = sum(map(len, parts)), sum(len(part.vectors_PD) for part in parts)
         begin_s, made, missing_s = time.monotonic(), 0, 0.0
         for part in parts:
@@ -57,3 +59,10 @@ def make_vectors(
                 if within_s is not None and missing_s > within_s:
                     return MadeVectors(total, made, total - before - made, missing_s)
         return MadeVectors(total, made, total - sum(len(part.vectors_PD) for part in parts), 0.0)
+
+
+def _vectors(store: Path, segment: Segment, tokenizer: Tokenizer, encoder: PassageEncoder) -> SegmentVectors:
+    cuts = SegmentCuts(store, segment, tokenizer.decode_bytes)
+    while not cuts.is_complete:
+        cuts.build()
+    return SegmentVectors(store, segment, cuts, encoder)

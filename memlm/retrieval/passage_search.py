@@ -9,7 +9,7 @@ result is that of one datastore, built from the live documents.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,29 +18,42 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from memlm.api.answers import FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
-from memlm.base.phrases import terms_of
+from memlm.base.phrases import forms_of
 from memlm.base.steps import Offload, Steps
+from memlm.index.store.derived.bm25 import Searched, best_passages, most_of, scores_of
+from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
-K1, B = 1.2, 0.75  # of BM25: how soon a repeated word counts no more, and how much a long passage counts less
 MOST_WORDS = 500  # different words of a question that are looked up
-COSINE_WEIGHT = 50  # in units of BM25
+COSINE_WEIGHT = 2.0  # beside the share of BM25's most: benchmarks/log/2026-11-28-passages-by-meaning.md
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The P passages of one segment of a datastore, and which of them are live."""
+    """The P passages of one segment of a datastore, with the means of their keys or the vectors of an encoder."""
 
     store: ModelStore
     segment: Segment
     passages: SegmentPassages
-    live_P: Bool[np.ndarray, " P"]
-    vectors_FD: Float32[np.ndarray, "F D"] | None = None  # of an encoder, of the first F passages
+    means: SegmentMeans | None = None
+    vectors_FD: Float32[np.ndarray, "F D"] | None = None  # of the first F passages
+
+    @property
+    def live_P(self) -> Bool[np.ndarray, " P"]:
+        """Which of the passages are live."""
+        return self.passages.live_P(self.segment.deleted_mask)
+
+    def searched(self, only: DocumentFilter) -> Searched:
+        """The passages for a search by words. Nothing is read of most segments, which have no deleted documents."""
+        live_P = self.live_P if self.segment.any_deleted else None
+        wanted_P = self.segment.chosen(only)[self.passages.cuts.documents_P] if only else None
+        return Searched(self.passages.postings, live_P, wanted_P)
 
 
 def find_passages(
@@ -68,33 +81,17 @@ def find_passages(
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
                 passages = yield from store.whole_passages_of(segment)
-                vectors_FD = None
+                means = vectors_FD = None
                 if encoder is not None:
-                    waited = request.by is PassagesBy.MEANING
-                    vectors_of = store.whole_vectors_of if waited else store.known_vectors_of
+                    waits = request.by is PassagesBy.MEANING
+                    vectors_of = store.whole_vectors_of if waits else store.known_vectors_of
                     vectors_FD = (yield from vectors_of(segment, encoder)).vectors_PD
-                live_P = ~segment.deleted_mask[passages.documents_P]
-                parts.append(_Part(store, segment, passages, live_P, vectors_FD))
+                elif request.by is PassagesBy.MEANING:
+                    means = yield from store.whole_means_of(segment)
+                parts.append(_Part(store, segment, passages, means, vectors_FD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
-
-
-def bm25(
-    counts: Iterable[Int64[np.ndarray, " P"]], num_words_P: Int64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
-) -> Float64[np.ndarray, " P"]:
-    """Scores passages by how often each word stands in them (BM25, Robertson and Zaragoza 2009, with the logarithm that
-    is never negative). Averages and document frequencies are those of the live passages. The counts of one word are
-    held at a time.
-    """
-    scores_P = np.zeros(len(live_P))
-    if not (num_live := int(live_P.sum())):
-        return scores_P
-    norms_P = K1 * (1 - B + B * num_words_P / max(num_words_P[live_P].mean(), 1e-9))
-    for counts_P in counts:
-        having = int((counts_P[live_P] > 0).sum())
-        scores_P += np.log1p((num_live - having + 0.5) / (having + 0.5)) * counts_P * (K1 + 1) / (counts_P + norms_P)
-    return scores_P
 
 
 def cosines(
@@ -115,18 +112,6 @@ def cosines(
     return np.concatenate(scores)
 
 
-def joined(
-    words_P: Float64[np.ndarray, " P"], cosines_P: Float64[np.ndarray, " P"], live_P: Bool[np.ndarray, " P"]
-) -> Float64[np.ndarray, " P"]:
-    """Adds the scores of passages by words and by meaning. A cosine that is not known (NaN) counts as the mean of those
-    of live passages that are.
-    """
-    is_known_P = np.isfinite(cosines_P)
-    known_P = is_known_P & live_P
-    mean = float(cosines_P[known_P].mean()) if known_P.any() else 0.0
-    return words_P + COSINE_WEIGHT * np.where(is_known_P, cosines_P, mean)
-
-
 def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
     snapshots = [store.snapshot for store in stores]
     return [*map(exclusion_of(excluded, stores).view_of, snapshots)] if excluded else snapshots
@@ -135,43 +120,68 @@ def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapsh
 def _found(
     parts: Sequence[_Part], request: FindPassagesRequest, question_D: Float32[np.ndarray, " D"] | None
 ) -> tuple[Passage, ...]:
-    parts = [part for part in parts if len(part.live_P)]
+    parts = [part for part in parts if len(part.passages)]
     if not parts:
         return ()
-    live_P = np.concatenate([part.live_P for part in parts])
-    wanted_P = live_P
+    words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
+    has_vectors = any(part.vectors_FD is not None and len(part.vectors_FD) for part in parts)
+    if request.by is PassagesBy.WORDS or (request.by is PassagesBy.AUTO and not has_vectors):
+        return _described(parts, *best_passages(searched, words, request.k))
+    assert question_D is not None
+    live = [part.live_P for part in parts]
+    live_P = wanted_P = np.concatenate(live)
     if request.only:
-        chosen = [part.segment.chosen(request.only)[part.passages.documents_P] for part in parts]
-        wanted_P = live_P & np.concatenate(chosen)
-    words_P, cosines_P = np.zeros(len(live_P)), None
-    if request.by is not PassagesBy.MEANING:
-        words = list(dict.fromkeys(terms_of(request.question)))[:MOST_WORDS]
-        counts = (np.concatenate([part.passages.counts_P(word) for part in parts]) for word in words)
-        num_words_P = np.concatenate([part.passages.num_words_P for part in parts])
-        words_P = bm25(counts, num_words_P, live_P)
-    if question_D is not None:
-        cosines_P = _cosines(parts, question_D)
-    if request.by is PassagesBy.MEANING:
-        assert cosines_P is not None
-        scores_P = cosines_P
-    elif cosines_P is None:
-        scores_P, wanted_P = words_P, wanted_P & (words_P > 0)
+        wanted_P = live_P & np.concatenate([each.wanted_P for each in searched])
+    if any(part.means is not None for part in parts):
+        cosines_P = cosines(question_D, [part.means.keys_PD for part in parts if part.means], live)
     else:
-        scores_P, wanted_P = joined(words_P, cosines_P, live_P), wanted_P & ((words_P > 0) | np.isfinite(cosines_P))
-    best_K = _best(scores_P, wanted_P, request.k)
-    return _described(parts, best_K, scores_P[best_K])
+        cosines_P = _vector_cosines(parts, question_D)
+    if request.by is PassagesBy.AUTO:
+        return _described(parts, *_best_by_both(searched, words, cosines_P, live_P, wanted_P, request.k))
+    best_K = _best(cosines_P, wanted_P, request.k)
+    return _described(parts, best_K, cosines_P[best_K])
 
 
-def _cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:
-    """Compares all passages with the question, NaN for those without a vector."""
-    if any(part.vectors_FD is None for part in parts):
-        return cosines(question_D, [part.passages.keys_PD for part in parts], [part.live_P for part in parts])
-    cosines_P = np.full(sum(len(part.live_P) for part in parts), np.nan)
-    first = 0
-    for part in parts:  # vectors of length 1, which were learnt to be compared as they are
+def _best_by_both(
+    searched: Sequence[Searched],
+    words: Sequence[Sequence[str]],
+    cosines_P: Float64[np.ndarray, " P"],
+    live_P: Bool[np.ndarray, " P"],
+    wanted_P: Bool[np.ndarray, " P"],
+    k: int,
+) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+    """The k passages with the largest sums of BM25, as a share of its most, and COSINE_WEIGHT x cosine, and these sums.
+    A cosine that is not known (NaN) counts as the mean of those of live passages that are.
+    """
+    is_known_P = np.isfinite(cosines_P)
+    known = cosines_P[is_known_P & live_P]
+    by_meaning_P = COSINE_WEIGHT * np.where(is_known_P, cosines_P, known.mean() if len(known) else 0.0)
+    most = max(most_of(searched, words), 1e-9)
+    first_K, scores_K = best_passages(searched, words, k)
+
+    def sums(places_C: Int64[np.ndarray, " C"]) -> Float64[np.ndarray, " C"]:
+        return scores_of(searched, words, places_C) / most + by_meaning_P[places_C]
+
+    # Words add at most as much as to the passage that they rank first. With that, most cannot be among the best.
+    some = np.union1d(first_K, _best(by_meaning_P, wanted_P & is_known_P, k))
+    floor = np.partition(sums(some), -k)[-k] if len(some) >= k else -np.inf
+    bound_P = by_meaning_P + scores_K.max(initial=0.0) / most + 1e-9
+    places_C = np.flatnonzero(wanted_P & (bound_P >= floor))
+    sums_C = sums(places_C)
+    is_found_C = is_known_P[places_C] | (sums_C > by_meaning_P[places_C])
+    best = _best(sums_C, is_found_C, k)
+    return places_C[best], sums_C[best]
+
+
+def _vector_cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:
+    """Compares all passages with the question by their vectors, NaN for those without one. They have the length 1, and
+    were learnt to be compared as they are.
+    """
+    cosines_P, first = np.full(sum(len(part.passages) for part in parts), np.nan), 0
+    for part in parts:
         assert part.vectors_FD is not None
         cosines_P[first : first + len(part.vectors_FD)] = part.vectors_FD @ question_D
-        first += len(part.live_P)
+        first += len(part.passages)
     return cosines_P
 
 
@@ -180,8 +190,8 @@ def _best(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"],
     places_R = np.flatnonzero(wanted_P)
     lows_R = -scores_P[places_R]
     if k < len(places_R):  # sorting all of a million takes a tenth of a second
-        near = lows_R <= np.partition(lows_R, k - 1)[k - 1]
-        places_R, lows_R = places_R[near], lows_R[near]
+        near_R = lows_R <= np.partition(lows_R, k - 1)[k - 1]
+        places_R, lows_R = places_R[near_R], lows_R[near_R]
     return places_R[np.argsort(lows_R, kind="stable")[:k]]
 
 
@@ -192,12 +202,15 @@ def _described(
     numbers_K = np.searchsorted(ends, places_K, side="right")
     within_K = places_K - np.concatenate([[0], ends])[numbers_K]
     chosen = [(parts[number], within) for number, within in zip(numbers_K.tolist(), within_K.tolist(), strict=True)]
-    texts = [part.passages.text(within) for part, within in chosen]
-    line_ends_K = _line_ends(chosen, [begin for _, begin, _ in texts])
+    line_ends_K = _line_ends(chosen)
     described = list[Passage]()
-    rows = zip(chosen, texts, line_ends_K, scores_K.tolist(), strict=True)
-    for (part, within), (text, begin, end), line_ends, score in rows:
-        row = int(part.passages.documents_P[within])
+    for (part, within), line_ends, score in zip(chosen, line_ends_K, scores_K.tolist(), strict=True):
+        cuts = part.passages.cuts
+        row, (begin, end), (text,) = (
+            int(cuts.documents_P[within]),
+            cuts.rows(within),
+            cuts.texts(range(within, within + 1)),
+        )
         document, first = part.segment.documents.at(row), int(part.segment.starts[row])
         first_line = 1 + line_ends + text[: len(text) - len(text.lstrip())].count("\n")
         text = text.strip()
@@ -218,15 +231,16 @@ def _described(
     return tuple(described)
 
 
-def _line_ends(chosen: Sequence[tuple[_Part, int]], begins: Sequence[int]) -> list[int]:
+def _line_ends(chosen: Sequence[tuple[_Part, int]]) -> list[int]:
     """Counts the line ends before each passage in its document. Passages of a document share one reading of it."""
     counts, documents = [0] * len(chosen), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for place, ((part, within), begin) in enumerate(zip(chosen, begins, strict=True)):
-        documents[id(part), int(part.passages.documents_P[within])].append((begin, place))
+    for place, (part, within) in enumerate(chosen):
+        documents[id(part), int(part.passages.cuts.documents_P[within])].append((within, place))
     for (_, row), places in documents.items():
         part = chosen[places[0][1]][0]
         read, count = int(part.segment.starts[row]), 0
-        for begin, place in sorted(places):
+        for within, place in sorted(places):
+            begin, _ = part.passages.cuts.rows(within)
             count += part.store.line_ends(part.segment.values_N[read:begin])
-            read, counts[place] = begin, count
+            read, counts[place] = begin, count + part.passages.cuts.skipped(within).count(b"\n")
     return counts

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -22,9 +22,12 @@ from memlm.base.steps import Offload, Steps
 from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived.cuts import SegmentCuts
+from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PASSAGES_AT_ONCE, PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
+from memlm.index.store.derived.tables import DerivedTables
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
@@ -54,6 +57,8 @@ class ViewSearch(Protocol):
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
+Tables = TypeVar("Tables", bound=DerivedTables[Any])
+
 SNIPPET_TOKENS = 12
 OTHERS_S = 0.2
 MARK_TOKENS = 128
@@ -79,7 +84,9 @@ class ModelStore:
         self._marks = lru_cache(maxsize=MARKED_DOCUMENTS)(partial(ModelStore._count, weakref.proxy(self)))
         self._phrases = Phrases(datastore, checkpoint.tokenizer)
         self._suffixes = SegmentCache[SegmentSuffixes](datastore)
+        self._segment_cuts = SegmentCache[SegmentCuts](datastore)
         self._segment_passages = SegmentCache[SegmentPassages](datastore)
+        self._segment_means = SegmentCache[SegmentMeans](datastore)
         self._segment_vectors = SegmentCache[SegmentVectors](datastore)
         self.counter = SearchCounter()
 
@@ -142,7 +149,8 @@ class ModelStore:
 
     @property
     def _caches(self) -> tuple[SegmentCache[Any], ...]:
-        return self._phrases.words, self._suffixes, self._segment_passages, self._segment_vectors
+        passages = self._segment_cuts, self._segment_passages, self._segment_means, self._segment_vectors
+        return self._phrases.words, self._suffixes, *passages
 
     def info(self, *, problem: str = "") -> StoreInfo:
         """Describes the snapshot in use: size and defaults. `problem` is the reason if it cannot be used."""
@@ -191,26 +199,34 @@ class ModelStore:
             yield Offload(suffixes.build, is_long=True)
         return suffixes
 
-    def passages_of(self, segment: Segment) -> SegmentPassages:
-        """The passages of a segment, which may be incomplete."""
+    def whole_cuts_of(self, segment: Segment) -> Steps[SegmentCuts]:
+        """Where all passages of a segment begin. Its documents are cut some a step, where they are not yet."""
         path, decode_bytes = self.snapshot.path, self._tokenizer.decode_bytes
-        return self._segment_passages.get(segment, lambda: SegmentPassages(path, segment, decode_bytes))
+        make = partial(self._segment_cuts.get, segment, lambda: SegmentCuts(path, segment, decode_bytes))
+        return (yield from _completed(make))
 
     def whole_passages_of(self, segment: Segment) -> Steps[SegmentPassages]:
-        """The complete passages of a segment. They are indexed some a step, where they are not yet."""
-        passages: SegmentPassages = yield Offload(partial(self.passages_of, segment))
-        while not passages.is_complete:
-            yield Offload(passages.build, is_long=True)
-        return passages
+        """The complete index of a segment's passages. They are indexed some a step, where they are not yet."""
+        cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
+        make = partial(self._segment_passages.get, segment, lambda: SegmentPassages(path, segment, cuts))
+        return (yield from _completed(make))
 
-    def vectors_of(self, segment: Segment, encoder: PassageEncoder) -> SegmentVectors:
-        """The encoder's vectors of a segment's passages, which may be incomplete. A store has one encoder."""
-        path, decode_bytes = self.snapshot.path, self._tokenizer.decode_bytes
-        return self._segment_vectors.get(segment, lambda: SegmentVectors(path, segment, decode_bytes, encoder))
+    def whole_means_of(self, segment: Segment) -> Steps[SegmentMeans]:
+        """The means of the keys of all passages of a segment. They are made some a step, where they are not yet."""
+        cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
+        make = partial(self._segment_means.get, segment, lambda: SegmentMeans(path, segment, cuts))
+        return (yield from _completed(make))
+
+    def vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
+        """An encoder's vectors of the first passages of a segment. A store has one encoder."""
+        cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
+        make = partial(self._segment_vectors.get, segment, lambda: SegmentVectors(path, segment, cuts, encoder))
+        vectors: SegmentVectors = yield Offload(make)
+        return vectors
 
     def whole_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
-        """All vectors of a segment's passages. They are encoded some a step, where they are not yet."""
-        vectors: SegmentVectors = yield Offload(partial(self.vectors_of, segment, encoder))
+        """The vectors of all passages of a segment. They are encoded some a step, where they are not yet."""
+        vectors = yield from self.vectors_of(segment, encoder)
         while not vectors.is_complete:
             if not (yield Offload(vectors.build, is_long=True)):
                 yield Offload(partial(time.sleep, OTHERS_S), is_long=True)  # another process makes them
@@ -218,7 +234,7 @@ class ModelStore:
 
     def known_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
         """The vectors that are there, with those that take a moment."""
-        vectors: SegmentVectors = yield Offload(partial(self.vectors_of, segment, encoder))
+        vectors = yield from self.vectors_of(segment, encoder)
         if 0 < len(vectors) - len(vectors.vectors_PD) <= PASSAGES_AT_ONCE:
             yield Offload(vectors.build, is_long=True)
         return vectors
@@ -305,6 +321,13 @@ class ModelStore:
         counts_N2 = np.stack([self._tokenizer.newlines[tokens], self._tokenizer.characters[tokens]], axis=1)
         blocks = np.add.reduceat(counts_N2, np.arange(0, num_tokens, MARK_TOKENS), axis=0)
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
+
+
+def _completed(make: Callable[[], Tables]) -> Steps[Tables]:
+    tables: Tables = yield Offload(make)
+    while not tables.is_complete:
+        yield Offload(tables.build, is_long=True)
+    return tables
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

@@ -12,6 +12,7 @@ from benchmarks.evidence.traces import KINDS, WORD, Trace, codes_of, derive, fou
 from memlm.data.corpus import Corpus, Document
 from memlm.index.ivf import open_index
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived.postings import hash_of
 from memlm.index.store.segment import INDEX
 from memlm.indexing.build import build_index
 
@@ -40,7 +41,7 @@ def test_traces_are_what_only_the_documents_have(checkpoint, stores):
     assert by_kind["metadata"] == [b'{"shelf": "hidden 7"}']
     assert {*by_kind[WORD]} >= {b"zebra", b"zebus", b"quagga"}
     assert b"memory" not in by_kind[WORD]  # which the others have too
-    assert all(by_kind[kind] for kind in ("tokens", "key", "passage", "chunk"))
+    assert all(by_kind[kind] for kind in ("tokens", "key", "term", "passage", "chunk"))
     contents = [trace.content for trace in traces if trace.kind != WORD]
     files_held, files_never = (
         [path.read_bytes() for path in store.rglob("*") if path.is_file()] for store in (held, never)
@@ -69,11 +70,14 @@ def test_ids_of_deleted_documents_are_long_enough_to_be_found(checkpoint):
     assert len({document.id for document in gone}) == 3
 
 
-@pytest.mark.parametrize("name", ["words.sqlite", "passages.sqlite"])
-def test_words_are_found_in_an_index_of_words_alone(checkpoint, stores, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "kind", "trace"),
+    [("words.sqlite", WORD, str.encode), ("passages.bin", "term", lambda word: hash_of(word).to_bytes(8, "little"))],
+)
+def test_words_are_found_in_an_index_of_words_alone(checkpoint, stores, tmp_path, name, kind, trace):
     held, never = stores
     derive(checkpoint, held)
-    words = [Trace(WORD, word) for word in (b"zebra", b"zebus", b"quagga", b"nowhere")]
+    words = [Trace(kind, trace(word)) for word in ("zebra", "zebus", "quagga", "nowhere")]
     (only,) = (path for path in held.rglob(name))
     (tmp_path / "only").mkdir()
     only.rename(tmp_path / "only" / name)

@@ -1,42 +1,46 @@
 """Passages are those that the formulas rank first, over live documents alone, however these came into the store."""
 
+import json
 import math
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from passage_cuts import cuts_by_lines
 
 from memlm.api.passages import Passage
-from memlm.base.phrases import terms_of
+from memlm.base.phrases import forms_of, terms_of
 from memlm.data.corpus import Corpus
-from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived import cuts as cuts_module
 from memlm.index.store.derived import passages as passages_module
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passages import SegmentPassages
-from memlm.index.store.manifest import PASSAGES
+from memlm.index.store.derived.postings import PostingsWriter, hash_of
+from memlm.index.store.manifest import CUTS, PASSAGES
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval import passage_search
 
 QUESTIONS = ["the memory of the model of the page", "Page; and, IT", "what does a stream end with?", "zebra crossing"]
-SIZE, OVERLAP = 40, 12
+LIMIT = 40
 
 
 @pytest.fixture(autouse=True)
 def small_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents have many passages, which are indexed in many steps."""
-    monkeypatch.setattr(passages_module, "PASSAGE_TOKENS", SIZE)
-    monkeypatch.setattr(passages_module, "OVERLAP_TOKENS", OVERLAP)
+    monkeypatch.setattr(cuts_module, "LIMIT_TOKENS", LIMIT)
+    monkeypatch.setattr(cuts_module, "PIECE_TOKENS", 200)
     monkeypatch.setattr(passages_module, "PASSAGES_AT_ONCE", 3)
 
 
 @pytest.fixture
 def store(tmp_path: Path, store_folder: Path) -> Path:
-    shutil.copytree(store_folder, tmp_path / "store", ignore=shutil.ignore_patterns(PASSAGES))
+    shutil.copytree(store_folder, tmp_path / "store", ignore=shutil.ignore_patterns(CUTS, PASSAGES))
     return tmp_path / "store"
 
 
@@ -44,29 +48,25 @@ def places(passages: tuple[Passage, ...]) -> list[tuple[str, int]]:
     return [(each.document_id, each.token_offset) for each in passages]
 
 
-def cut(lm: LanguageModel) -> list[tuple[str, int, str, np.ndarray]]:
-    """Document, first token, text and mean key of each live passage, from the whole documents."""
+def cut(lm: LanguageModel) -> list[tuple[str, int, str, str, np.ndarray]]:
+    """Document, first token, text, searched text and mean key of each live passage, from the whole documents."""
     model_store = lm.engine.stores.model_store()
     snapshot, cuts = model_store.snapshot, []
     for segment in snapshot.segments:
         for document in segment.live_documents():
             first, last = segment.starts[document.row : document.row + 2].tolist()
-            for begin in range(first, max(first + 1, last - OVERLAP), SIZE - OVERLAP):
-                rows = np.arange(begin, min(begin + SIZE, last))
-                mean_D = np.asarray(segment.keys_ND)[rows].astype(np.float64).mean(axis=0)
-                cuts.append((document.id, begin - first, text_of(lm, segment, rows, first, last), mean_D))
+            tokens = [lm.tokenizer.decode_bytes([token]) for token in segment.values_N[first:last].tolist()]
+            content, begins = b"".join(tokens), np.cumsum([0, *map(len, tokens)])
+            found = cuts_by_lines(tokens, LIMIT, markdown=False) if tokens else []
+            ends = [begin for begin, _ in found[1:]] + [len(content)]
+            rows = [int(np.searchsorted(begins[1:], begin, side="right")) for begin, _ in found]
+            for (begin, headings), end, row, next_row in zip(found, ends, rows, [*rows[1:], last - first], strict=True):
+                text = content[begin:end].decode().strip()
+                lines = [line for line in (document.title, *headings) if line]
+                keys = np.asarray(segment.keys_ND)[first + row : first + max(next_row, row + 1)]
+                searched = "\n".join([*lines, text])
+                cuts.append((document.id, row, text, searched, keys.astype(np.float64).mean(axis=0)))
     return cuts
-
-
-def text_of(lm: LanguageModel, segment, rows, first: int, last: int) -> str:
-    """The text without the words that the ends cut."""
-    text = lm.detokenize(segment.values_N[rows].tolist())
-    if rows[0] > first and any(each.isspace() for each in text[: len(text) // 8]):
-        text = text[next(place for place, each in enumerate(text) if each.isspace()) :]
-    whole = lm.detokenize(segment.values_N[rows].tolist())
-    if rows[-1] + 1 < last and any(each.isspace() for each in whole[-len(whole) // 8 :]):
-        text = text[: max(place for place, each in enumerate(text) if each.isspace())]
-    return text
 
 
 def bm25_by_loops(question: str, texts: list[str]) -> list[float]:
@@ -75,23 +75,23 @@ def bm25_by_loops(question: str, texts: list[str]) -> list[float]:
     average = sum(map(len, documents)) / len(documents)
     scores = []
     for words in documents:
-        counts, score = Counter(words), 0.0
-        for word in set(terms_of(question)):
-            having = sum(word in each for each in documents)
+        score = 0.0
+        for forms in forms_of(question):
+            having = sum(not set(forms).isdisjoint(each) for each in documents)
             weight = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
-            norm = counts[word] + 1.2 * (1 - 0.75 + 0.75 * len(words) / average)
-            score += weight * counts[word] * 2.2 / norm
+            count = sum(map(words.count, forms))
+            score += weight * count * 2.2 / (count + 1.2 * (1 - 0.75 + 0.75 * len(words) / average))
         scores.append(score)
     return scores
 
 
 def check_words(lm: LanguageModel, question: str) -> None:
     cuts = cut(lm)
-    scores = bm25_by_loops(question, [text for _, _, text, _ in cuts])
+    scores = bm25_by_loops(question, [searched for *_, searched, _ in cuts])
     order = sorted((place for place in range(len(cuts)) if scores[place]), key=lambda place: -scores[place])
     found = lm.find_passages(question, by="words", k=1000)
     assert [each.score for each in found] == pytest.approx([scores[place] for place in order])
-    known = {(name, offset): (score, text.strip()) for (name, offset, text, _), score in zip(cuts, scores, strict=True)}
+    known = {(name, row): (score, text) for (name, row, text, *_), score in zip(cuts, scores, strict=True)}
     for each in found:
         assert (pytest.approx(each.score), each.text) == known[each.document_id, each.token_offset]
 
@@ -176,7 +176,7 @@ def test_filters_choose_documents_and_change_no_score(store, model_folder):
         assert 0 < len(some) < len(everything)
 
 
-@pytest.mark.parametrize("by", ["words", "meaning", "auto"])
+@pytest.mark.parametrize("by", ["words", "meaning"])
 def test_excluded_and_deleted_documents_count_nowhere(store, model_folder, corpus_folder, tmp_path, by):
     for number in (0, 2, 4, 6):
         shutil.copy(corpus_folder / f"doc-{number}.txt", tmp_path)
@@ -225,35 +225,89 @@ def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(sto
         assert (found.text, found.num_tokens) == ("the xylophone of a memory", len(lm.tokenize(found.text)))
         lm.delete_documents(["note"])
         assert not lm.find_passages("xylophone", by="words")
-        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="auto")}
-    assert b"xylophone" in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
+        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="meaning")}
+    term = hash_of(*terms_of("xylophone")).to_bytes(8, "little")
+    assert term in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
     compact(store, purge=True)
-    assert not [path for path in store.rglob("*") if path.is_file() and b"xylophone" in path.read_bytes()]
+    for content in [path.read_bytes() for path in store.rglob("*") if path.is_file()]:
+        assert term not in content
+        assert b"xylophone" not in content
 
 
 def test_an_index_that_a_purge_overtakes_is_not_published(store, tokenizer):
     with Datastore.open(store) as datastore:
         (segment,) = datastore.snapshot.segments
-        overtaken = SegmentPassages(store, segment, tokenizer.decode_bytes)
-        overtaken.build()
-        assert list(store.rglob("*.tmp"))
+        whole = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not whole.is_complete:
+            whole.build()
+        (store / segment.record.folder / CUTS).unlink()
+        cuts, begun = SegmentCuts(store, segment, tokenizer.decode_bytes), SegmentPassages(store, segment, whole)
+        cuts.build()
+        begun.build()
+        assert len(list(store.rglob("*.tmp"))) == 2
         datastore.delete([next(datastore.snapshot.documents()).id])
         compact(store, purge=True)
-        while not overtaken.is_complete:
-            overtaken.build()
-        assert overtaken.counts_P("memory").any()
-        assert not [*store.rglob(PASSAGES), *store.rglob("*.tmp")]
+        while not cuts.is_complete:
+            cuts.build()
+        for passages in (begun, SegmentPassages(store, segment, cuts)):
+            while not passages.is_complete:
+                passages.build()
+            assert passages.postings.counts_P(terms_of("memory")).any()
+        assert not [*store.rglob(CUTS), *store.rglob(PASSAGES), *store.rglob("*.tmp")]
 
 
 def test_a_damaged_or_foreign_file_is_made_anew(store, model_folder):
     (folder,) = (store / "segments").iterdir()
-    (folder / PASSAGES).write_bytes(b"no database" * 500)
+    for name in (CUTS, PASSAGES):
+        (folder / name).write_bytes(b"no database" * 500)
     with load(model_folder, [store]) as lm:
         check_words(lm, "the memory")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passages_module, "PASSAGE_TOKENS", 1000)  # another way to cut
+        patch.setattr(cuts_module, "LIMIT_TOKENS", 1000)  # another way to cut
         with load(model_folder, [store]) as lm:
             assert {each.token_offset for each in lm.find_passages("the", by="words", k=1000)} == {0}
+
+
+def test_a_file_that_is_damaged_within_says_what_to_do(store, model_folder):
+    with load(model_folder, [store]) as lm:
+        expected = places(lm.find_passages("the memory", k=1000))
+    (file,) = store.glob(f"segments/*/{PASSAGES}")
+    content = file.read_bytes()
+    terms = json.loads(content[content.rindex(b'{"identity"') : -24])["blocks"][0]["terms"]
+    file.write_bytes(content[: 8 * terms] + b"\xff" * 4 * terms + content[12 * terms :])  # how often each term stands
+    with load(model_folder, [store]) as lm, pytest.raises(Corrupt, match=rf"{PASSAGES} is damaged .* remove it"):
+        lm.find_passages("the memory")
+    file.unlink()
+    with load(model_folder, [store]) as lm:
+        assert places(lm.find_passages("the memory", k=1000)) == expected
+
+
+def test_what_a_kill_leaves_of_passages_goes_with_the_next_commit(store, tokenizer):
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        cuts = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not cuts.is_complete:
+            cuts.build()
+        SegmentPassages(store, segment, cuts).build()
+        assert list(store.rglob(f"{PASSAGES}.*.tmp"))
+        datastore.save_defaults(datastore.snapshot.defaults)
+        assert not list(store.rglob("*.tmp"))
+
+
+def test_a_full_disk_moves_the_passages_to_ram(store, model_folder, monkeypatch):
+    write, full = PostingsWriter.finish, []
+
+    def refuse(self, identity):
+        if not full:
+            full.append(identity)
+            raise OSError(28, "no space left on device")
+        write(self, identity)
+
+    monkeypatch.setattr(PostingsWriter, "finish", refuse)
+    with load(model_folder, [store]) as lm:
+        check_words(lm, "the memory")
+    assert full
+    assert not [*store.rglob(PASSAGES), *store.rglob("*.tmp")]
 
 
 def test_a_folder_that_cannot_be_written_keeps_its_passages_in_ram(store, model_folder, monkeypatch):
@@ -263,13 +317,14 @@ def test_a_folder_that_cannot_be_written_keeps_its_passages_in_ram(store, model_
     monkeypatch.setattr("memlm.index.store.derived.files.DerivedFile.begun", refuse)
     with load(model_folder, [store]) as lm:
         check_words(lm, "the memory")
-    assert not list(store.rglob(PASSAGES))
+    assert not [*store.rglob(CUTS), *store.rglob(PASSAGES)]
 
 
 def test_a_store_without_keys_is_searched_by_words_alone(model_folder, corpus_folder, tmp_path):
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none", check="none")
     with load(model_folder, [tmp_path / "drafts"]) as lm:
         assert lm.find_passages("the memory", by="words")
+        assert lm.find_passages("the memory") == lm.find_passages("the memory", by="words")
         with pytest.raises(Incompatible, match="keys"):
             lm.find_passages("the memory", by="meaning")
 

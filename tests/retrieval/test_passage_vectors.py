@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,16 +11,18 @@ import pytest
 from encoders import encoder_tokenizer, save_bert
 from typer.testing import CliRunner
 
+from memlm.base.steps import run_steps
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.derived import passage_vectors, passages
+from memlm.index.store.derived import cuts, passage_vectors
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passage_vectors import HEADER_BYTES, SegmentVectors
 from memlm.index.store.manifest import PASSAGES, VECTORS
 from memlm.indexing import vectors as vectors_module
-from memlm.indexing.build import build_index
+from memlm.indexing.build import add_to_index, build_index
 from memlm.indexing.vectors import make_vectors
 from memlm.language_model import LanguageModel, load
 from memlm.model.files.encoder_files import load_encoder
@@ -31,8 +34,7 @@ QUESTION = "the memory of the model"
 @pytest.fixture(autouse=True)
 def small_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents have many passages, which are indexed in many steps."""
-    monkeypatch.setattr(passages, "PASSAGE_TOKENS", 40)
-    monkeypatch.setattr(passages, "OVERLAP_TOKENS", 12)
+    monkeypatch.setattr(cuts, "LIMIT_TOKENS", 40)
     monkeypatch.setattr(passage_vectors, "PASSAGES_AT_ONCE", 7)
 
 
@@ -51,8 +53,8 @@ def opened(model_folder: Path, store: Path, encoder: Path | None) -> LanguageMod
     return load(model_folder, [store], passage_encoder=encoder)
 
 
-def scores_of(lm: LanguageModel, by: str) -> dict[tuple[str, int], float]:
-    return {(each.document_id, each.token_offset): each.score for each in lm.find_passages(QUESTION, by=by, k=1000)}
+def scores_of(lm: LanguageModel, by: str, question: str = QUESTION) -> dict[tuple[str, int], float]:
+    return {(each.document_id, each.token_offset): each.score for each in lm.find_passages(question, by=by, k=1000)}
 
 
 def order(lm: LanguageModel, by: str) -> list[tuple[str, int]]:
@@ -66,47 +68,67 @@ def test_by_meaning_they_are_ranked_by_the_cosine_of_their_vectors(model_folder,
         everything = lm.find_passages("the page", by="words", k=1000)
     question_D = encoder.vectors([QUESTION])[0]
     for each in found:
-        assert each.score == pytest.approx(float(encoder.vectors([each.text])[0] @ question_D), abs=1e-5)
+        text = f"{each.title}\n{each.text}"
+        assert each.score == pytest.approx(float(encoder.vectors([text])[0] @ question_D), abs=1e-5)
     scores = [each.score for each in found]
     assert scores == sorted(scores, reverse=True)
     assert {each.document_id for each in found} >= {each.document_id for each in everything}
     assert len(found) >= len(everything) > 20
 
 
-def test_auto_adds_bm25_and_weighted_cosines(model_folder, store, bert, tokenizer):
-    encoder = load_encoder(bert)
-    make_vectors(store, tokenizer, encoder)
+def sums(lm: LanguageModel, question: str, cosines: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    """The formula, with the frequency of each word by a search for it alone."""
+    words, most = scores_of(lm, "words", question), 0.0
+    for word in set(question.split()):
+        having = len(lm.find_passages(word, by="words", k=1000))
+        most += 2.2 * math.log(1 + (len(cosines) - having + 0.5) / (having + 0.5))
+    return {place: words.get(place, 0) / most + COSINE_WEIGHT * cosine for place, cosine in cosines.items()}
+
+
+@pytest.mark.parametrize("question", [QUESTION, "page", "what does a zebra cross"])
+def test_auto_adds_the_share_of_words_and_weighted_cosines(model_folder, store, bert, tokenizer, question):
+    make_vectors(store, tokenizer, load_encoder(bert))
     with opened(model_folder, store, bert) as lm:
-        words, meaning = scores_of(lm, "words"), scores_of(lm, "meaning")
-        expected = {place: words.get(place, 0) + COSINE_WEIGHT * cosine for place, cosine in meaning.items()}
-        assert scores_of(lm, "auto") == pytest.approx(expected)
-        assert order(lm, "auto")[0] == max(expected, key=lambda place: expected[place])
-        assert [each.score for each in lm.find_passages(QUESTION)] == sorted(expected.values(), reverse=True)[:8]
+        expected = sums(lm, question, scores_of(lm, "meaning", question))
+        assert scores_of(lm, "auto", question) == pytest.approx(expected)
+        best = sorted(expected.values(), reverse=True)
+        for k in (1, 3, 8, 20):
+            assert [each.score for each in lm.find_passages(question, k=k)] == pytest.approx(best[:k])
+        some = {place: score for place, score in expected.items() if place[0] == "doc-3.txt"}
+        found = lm.find_passages(question, k=2, documents="doc-3.txt")
+        assert [each.score for each in found] == pytest.approx(sorted(some.values(), reverse=True)[:2])
 
 
-def test_passages_without_a_vector_are_found_by_their_words(model_folder, store, bert, tokenizer, monkeypatch):
+def test_passages_without_a_vector_are_found_by_their_words(model_folder, store, bert, monkeypatch):
     with opened(model_folder, store, bert) as lm:  # none has one, and an answer does not wait for them
-        words = scores_of(lm, "words")
-        assert scores_of(lm, "auto") == pytest.approx(words)
+        assert scores_of(lm, "auto") == scores_of(lm, "words")
         assert not list(store.rglob(VECTORS))
         (segment,) = lm.engine.stores.model_store().snapshot.segments
-        vectors = lm.engine.stores.model_store().vectors_of(segment, lm.engine.passage_encoder)
-        vectors.build(9)
+        run_steps(lm.engine.stores.model_store().vectors_of(segment, lm.engine.passage_encoder)).build(9)
         half = scores_of(lm, "auto")
-    with opened(model_folder, store, bert) as lm:
-        meaning = scores_of(lm, "meaning")
-    first = list(meaning_in_order(lm, meaning))[:9]
-    mean = sum(meaning[place] for place in first) / 9
-    expected = {
-        place: words.get(place, 0) + COSINE_WEIGHT * (meaning[place] if place in first else mean)
-        for place in {*words, *first}
-    }
-    assert half == pytest.approx(expected)
+        words, meaning = scores_of(lm, "words"), scores_of(lm, "meaning")
+        known = {place: meaning[place] for place in sorted(meaning)[:9]}
+        mean = sum(known.values()) / 9
+        expected = sums(lm, QUESTION, {place: known.get(place, mean) for place in meaning})
+    assert half == pytest.approx({place: expected[place] for place in expected if place in {*known, *words}})
 
 
-def meaning_in_order(lm, scores):
-    """Places in the order of the documents."""
-    return sorted(scores, key=lambda place: (place[0], place[1]))
+@pytest.mark.parametrize("by", ["meaning", "auto"])
+def test_segments_and_deleted_documents_are_ranked_as_one_store(
+    model_folder, corpus_folder, tmp_path, bert, tokenizer, by
+):
+    encoder, files = load_encoder(bert), sorted(corpus_folder.iterdir())
+    build_index(model_folder, Corpus(files[:4]), tmp_path / "one", check="none")
+    build_index(model_folder, Corpus(files[:3]), tmp_path / "parts", check="none")
+    add_to_index(model_folder, Corpus([files[5], files[3]]), tmp_path / "parts", check="none")
+    for store in ("one", "parts"):
+        make_vectors(tmp_path / store, tokenizer, encoder)
+    with opened(model_folder, tmp_path / "one", bert) as lm, opened(model_folder, tmp_path / "parts", bert) as parts:
+        expected = scores_of(lm, by)
+        assert scores_of(parts, by) != expected
+        parts.delete_documents([files[5].name])
+        assert scores_of(parts, by) == pytest.approx(expected, abs=1e-6)
+        assert order(parts, by) == order(lm, by)
 
 
 def test_vectors_are_made_once_and_anew_for_another_encoder(model_folder, store, bert, tmp_path, monkeypatch):
@@ -188,8 +210,10 @@ def making(store: Path, tokenizer, bert: Path):
     """The vectors of the store's segment, of which none is made, and the file."""
     with Datastore.open(store) as datastore:
         (segment,) = datastore.snapshot.segments
-        encoder = load_encoder(bert)
-        yield lambda: SegmentVectors(store, segment, tokenizer.decode_bytes, encoder)
+        encoder, begins = load_encoder(bert), SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not begins.is_complete:
+            begins.build()
+        yield lambda: SegmentVectors(store, segment, begins, encoder)
 
 
 def whole(vectors: SegmentVectors) -> np.ndarray:

@@ -18,7 +18,7 @@ from memlm.index.store.derived import passages as passages_module
 from memlm.index.store.derived import words as words_module
 from memlm.index.store.derived.words import SegmentWords
 from memlm.index.store.filters import DocumentFilter
-from memlm.index.store.manifest import WORDS
+from memlm.index.store.manifest import PASSAGES, WORDS
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval.phrases import Phrases
@@ -171,12 +171,13 @@ def test_tables_that_an_older_rule_of_words_made_are_made_anew(model_folder, tmp
         with load(model_folder, [tmp_path / "store"]) as lm:
             lm.search(None, "old", by="words")
             lm.find_passages("old")
-    made = {path: path.read_bytes() for path in tmp_path.rglob("*.sqlite")}
+    made = {path: path.read_bytes() for name in (WORDS, PASSAGES) for path in tmp_path.rglob(name)}
+    assert len(made) == 2
     with load(model_folder, [tmp_path / "store"]) as lm:
         assert [each.document_id for each in lm.search(None, "c++", by="words")] == ["a"]
         assert [each.document_id for each in lm.find_passages("c++")] == ["a"]
         assert lm.find_passages("c") == ()
-    assert sum(path.read_bytes() != made.get(path) for path in tmp_path.rglob("*.sqlite")) == 2
+    assert all(path.read_bytes() != content for path, content in made.items())
 
 
 @pytest.mark.parametrize("text", ['" OR "', "a* NEAR(b", "'; drop table words --", "^col:", "!?", "", "\ufffd", "🙂"])

@@ -19,9 +19,8 @@ from jaxtyping import Float32
 
 from memlm.base.files import create, storage, sync
 from memlm.errors import MemlmError
-from memlm.index.store.derived import passages
+from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.files import DerivedFile
-from memlm.index.store.derived.pieces import DecodeBytes, Pieces
 from memlm.index.store.manifest import VECTORS
 from memlm.index.store.segment import VALUES, Segment
 
@@ -43,25 +42,25 @@ class PassageEncoder(Protocol):
 
 
 class SegmentVectors:
-    """The vectors of the first passages of one segment, in the order of `SegmentPassages`. `build` makes some more.
+    """The vectors of the first passages of one segment, as complete `cuts` number them: of the text behind the title
+    and the headings. `build` makes some more.
 
     Where the folder cannot be written, they live in RAM. Any thread may call the methods, and any process may make
     them: one at a time does, and the others see what it has made.
     """
 
-    def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes, encoder: PassageEncoder) -> None:
-        size, overlap = passages.PASSAGE_TOKENS, passages.OVERLAP_TOKENS
-        self._encoder, self._pieces = encoder, Pieces(segment, decode_bytes, size, overlap)
+    def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts, encoder: PassageEncoder) -> None:
+        self._encoder, self._cuts = encoder, cuts
         self._file = DerivedFile(store, segment, VECTORS)
         checksum = segment.record.files[VALUES].checksum
-        identity = f"memlm vectors {FORMAT} float32 {encoder.dim} {size} {overlap} {encoder.fingerprint} {checksum}"
+        identity = f"memlm vectors {FORMAT} float32 {encoder.dim} {cuts.form} {encoder.fingerprint} {checksum}"
         self._header = identity.encode().ljust(HEADER_BYTES)
         self._lock = threading.Lock()
         self._in_ram: Float32[np.ndarray, "P D"] | None = None
         self._seen_PD: Float32[np.ndarray, "P D"] = np.zeros((0, encoder.dim), np.float32)
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._cuts)
 
     @property
     def is_complete(self) -> bool:
@@ -107,8 +106,7 @@ class SegmentVectors:
         return True
 
     def _made(self, first: int, at_once: int) -> Float32[np.ndarray, "P D"]:
-        pieces = range(first, min(first + at_once, len(self)))
-        return self._encoder.vectors([self._pieces.text(piece)[0].strip() for piece in pieces])
+        return self._encoder.vectors(self._cuts.searched_texts(range(first, min(first + at_once, len(self)))))
 
     @contextmanager
     def _growing(self) -> Iterator[BinaryIO | None]:

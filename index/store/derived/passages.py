@@ -1,101 +1,137 @@
-"""The passages of a segment, the units that a search finds for a prompt: derived from its tokens, and disposable.
+"""The index of the words of a segment's passages: derived from its tokens, and disposable.
 
-A passage is a piece of a document. An inverted file of their words is a contentless SQLite FTS5 table. Beside it stand
-their numbers of words, and the means of their keys where the segment has keys. Deleted documents are in it too, so the
-caller weighs words over the passages that are live. FTS5's own ranking would count the deleted ones, and those of one
-segment only.
+`SegmentCuts` says where each passage begins. The postings are of the terms of its text, of the title and of the
+headings above it. They have deleted documents too, so the caller weighs words over the passages that are live.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from functools import cached_property
+import threading
+import weakref
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool
 
 from memlm.base.phrases import RULE, terms_of
-from memlm.errors import Corrupt
-from memlm.index.store.derived.pieces import DecodeBytes, Pieces
-from memlm.index.store.derived.tables import DerivedTables
+from memlm.errors import MemlmError
+from memlm.index.store.derived.cuts import SegmentCuts
+from memlm.index.store.derived.files import DerivedFile
+from memlm.index.store.derived.postings import Postings, PostingsWriter
 from memlm.index.store.manifest import PASSAGES
-from memlm.index.store.segment import Segment
+from memlm.index.store.segment import VALUES, Segment
 
-FORMAT = "2"
-PASSAGE_TOKENS, OVERLAP_TOKENS = 128, 32
+FORMAT = "4"
 PASSAGES_AT_ONCE = 512
 
 
-class SegmentPassages(DerivedTables[Pieces]):
-    """The passages of one segment, numbered in the order of its documents."""
+class SegmentPassages:
+    """The words of the passages of one segment, as complete `cuts` number them. `build` completes them, some passages a
+    call. Where the folder cannot be written, they live in RAM.
 
-    def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
-        self._segment = segment
-        pieces = Pieces(segment, decode_bytes, PASSAGE_TOKENS, OVERLAP_TOKENS)
-        form = f"{FORMAT} {RULE} {PASSAGE_TOKENS} {OVERLAP_TOKENS} {segment.has_keys}"
-        super().__init__(store, segment, PASSAGES, form=form, pieces=pieces, at_once=PASSAGES_AT_ONCE)
+    A file of another form, or of other tokens, is made anew. Any thread may call the methods. `is_complete` says
+    whether `build` is done.
+    """
+
+    def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts) -> None:
+        self.cuts, self._file = cuts, DerivedFile(store, segment, PASSAGES)
+        self._identity = f"{FORMAT} {RULE} {cuts.form} {segment.record.files[VALUES].checksum}"
+        self._done, self._lock = 0, threading.Lock()
+        self._live = np.zeros(0, bool), np.zeros(0, bool)
+        self._output: BinaryIO | None = None
+        self._writer: PostingsWriter | None = None
+        self._postings = self._opened()
+        self.is_complete = self._postings is not None
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self.cuts)
 
-    @cached_property
-    def documents_P(self) -> Int64[np.ndarray, " P"]:
-        """The row of the document of each passage."""
-        return self._pieces.documents(np.arange(len(self)))
+    @property
+    def postings(self) -> Postings:
+        """The complete postings."""
+        assert self._postings is not None
+        return self._postings
 
-    @cached_property
-    def num_words_P(self) -> Int64[np.ndarray, " P"]:
-        """The number of words of each passage."""
-        return np.array([count for (count,) in self._rows("select words from passages order by passage")], np.int64)
+    def live_P(self, deleted_mask: Bool[np.ndarray, " docs"]) -> Bool[np.ndarray, " P"]:
+        """Which passages are of documents that are not deleted. The last mask is remembered."""
+        known, live_P = self._live
+        if known is not deleted_mask:
+            live_P = ~deleted_mask[self.cuts.documents_P]
+            self._live = deleted_mask, live_P
+        return live_P
 
-    @cached_property
-    def keys_PD(self) -> Float32[np.ndarray, "P D"]:
-        """The mean of the keys of each passage's entries. Raises Incompatible where there are no keys."""
-        width = self._segment.stored_keys().shape[1]
-        content = b"".join(mean for (mean,) in self._rows("select mean from passages order by passage"))
-        return np.frombuffer(content, "<f4").reshape(len(self), width)
+    @property
+    def num_done(self) -> int:
+        """Passages that `build` has added, or all of a file that was complete."""
+        return len(self) if self.is_complete else self._done
 
-    def counts_P(self, word: str) -> Int64[np.ndarray, " P"]:
-        """How often a word, as `terms_of` gives it, stands in each passage."""
-        counts_P = np.zeros(len(self), np.int64)
-        found = self._rows("select doc, count(*) from temp.places where term = ? group by doc", word)
-        if found:
-            passages, counts = np.array(found).T
-            counts_P[passages - 1] = counts
-        return counts_P
+    def build(self) -> None:
+        """Adds some passages, and completes the file with the last ones."""
+        with self._lock:
+            if self.is_complete:
+                return
+            if self._writer is None:
+                self._begin()
+            assert self._writer is not None
+            end = min(self._done + PASSAGES_AT_ONCE, len(self))
+            texts = self.cuts.searched_texts(range(self._done, end))
+            try:
+                for text in texts:
+                    self._writer.add(terms_of(text))
+                if end == len(self):
+                    self._finish()
+            except OSError:  # the disk is full
+                self._discard()
+                self._begin_in_ram()
+                return
+            self._done = end
 
-    def text(self, passage: int) -> tuple[str, int, int]:
-        """The text of a passage without the words that its ends cut, its first entry row, and the end of its rows."""
-        return self._pieces.text(passage)[0], *self._pieces.rows(passage)
+    def close(self) -> None:
+        """Removes an incomplete file. A complete one is closed with its last reader."""
+        with self._lock:
+            if not self.is_complete:
+                self._discard()
 
-    def _rows(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
-        assert self._base is not None
+    def _opened(self) -> Postings | None:
+        """Opens the complete file of these very passages, if there is one."""
         try:
-            with self._lock:
-                self._base.execute(
-                    "create virtual table if not exists temp.places using fts5vocab(main, words, instance)"
-                )
-            return self._base.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            raise Corrupt(self._damaged.format(error)) from error
-
-    def _create(self, base: sqlite3.Connection) -> None:
-        # The words come separated by spaces. This tokenizer takes each as it is, whichever letters it has.
-        base.execute("create virtual table words using fts5(text, content='', columnsize=0, tokenize='ascii')")
-        base.execute("create table passages (passage integer primary key, words integer, mean blob)")
-
-    def _add(self, base: sqlite3.Connection, pieces: range) -> None:
-        words = [terms_of(self._pieces.text(piece)[0]) for piece in pieces]
-        texts = [(piece + 1, " ".join(each)) for piece, each in zip(pieces, words, strict=True)]
-        base.executemany("insert into words (rowid, text) values (?, ?)", texts)
-        rows = [(piece, len(each), self._mean(piece)) for piece, each in zip(pieces, words, strict=True)]
-        base.executemany("insert into passages values (?, ?, ?)", rows)
-
-    def _mean(self, piece: int) -> bytes | None:
-        if self._segment.keys_ND is None:
+            with self._file.path.open("rb") as file:
+                found = Postings.mapped(file, str(self._file.path))
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        begin, end = self._pieces.rows(piece)
-        mean_D: np.ndarray = self._segment.keys_ND[begin:end].mean(axis=0, dtype=np.float32)
-        return mean_D.astype("<f4").tobytes()
+        return found if found.identity == self._identity and len(found) == len(self) else None
+
+    def _begin(self) -> None:
+        try:
+            with self._file.begun() as temporary:
+                self._output = temporary.open("x+b")
+                weakref.finalize(self, self._output.close)  # of one that is dropped before it is complete
+        except (MemlmError, OSError):
+            self._begin_in_ram()
+        else:
+            self._writer = PostingsWriter(self._output)
+
+    def _begin_in_ram(self) -> None:
+        self._output, self._done = BytesIO(), 0
+        self._writer = PostingsWriter(self._output)
+
+    def _finish(self) -> None:
+        assert self._writer is not None
+        assert self._output is not None
+        self._writer.finish(self._identity)
+        if isinstance(self._output, BytesIO):
+            self._postings = Postings(self._output.getvalue())
+        else:
+            self._postings = Postings.mapped(self._output, str(self._file.path))  # also where it is not published
+            self._file.publish()
+            self._output.close()
+        self._writer = self._output = None
+        self.is_complete = True
+
+    def _discard(self) -> None:
+        if self._output is not None:
+            self._output.close()
+        self._writer = self._output = None
+        self._file.discard()

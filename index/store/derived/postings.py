@@ -1,0 +1,315 @@
+"""Which passages hold a term, and how often: an inverted file in blocks, each of at most 65,536 passages.
+
+A block stands for itself, so that a file is written in one pass in bounded RAM, and small files are searched together
+like the blocks of one. A term is known by a hash of 64 bits. A block has a table of its terms by hash, and for each
+term either the sorted places of the passages with it (2 bytes each) and how often it stands in each (1 byte), or, where
+that is shorter, how often it stands in every passage of the block. For each term, a bound says how much it can add to
+the score of a passage, so that most passages need not be scored (MaxScore, Turtle and Flood 1995).
+
+    blocks, each: hashes, frequencies, begins, bounds, lengths, places, counts, dense counts, at multiples of 8 bytes
+    directory: JSON with the identity of the content, and the sizes of each block
+    end: 8 bytes of magic, and the directory's offset, length and checksum
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int64, UInt64
+
+from memlm.errors import Corrupt
+
+K1, B = 1.2, 0.75  # of BM25: how soon a repeated term counts no more, and how much a long passage counts less
+MAGIC = b"memlmPL1"
+BLOCK_PASSAGES = 1 << 16
+BLOCK_TERMS = 1 << 23  # of a block, after which it ends: so much RAM is needed
+_END = struct.Struct("<8sQII")
+
+
+def hash_of(term: str) -> int:
+    """The 64 bits by which a term is known."""
+    return int.from_bytes(blake2b(term.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
+
+
+class PostingsWriter:
+    """Writes the postings of passages, which come in their order. `finish` completes the file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._offset, self._sizes = file, file.tell(), list[_Sizes]()
+        self._first = 0
+        self._numbers, self._terms, self._lengths = _Numbers(), array("I"), array("I")
+
+    def add(self, terms: Sequence[str]) -> None:
+        """Adds the next passage, by its terms, each as often as it stands there."""
+        if len(self._lengths) == BLOCK_PASSAGES or len(self._terms) + len(terms) > BLOCK_TERMS:
+            self._write_block()
+        self._terms.extend(map(self._numbers.__getitem__, terms))
+        self._lengths.append(len(terms))
+
+    def finish(self, identity: str) -> None:
+        """Writes the last block and the directory. `identity` names the content."""
+        self._write_block()
+        body = {"identity": identity, "passages": self._first, "blocks": [asdict(each) for each in self._sizes]}
+        directory = json.dumps(body).encode()
+        self._file.write(directory)
+        self._file.write(_END.pack(MAGIC, self._offset, len(directory), zlib.crc32(directory)))
+        self._file.flush()
+
+    def _write_block(self) -> None:
+        if not self._lengths:
+            return
+        lengths_P, arrays = _inverted(self._numbers, self._terms, self._lengths)
+        sizes = _Sizes(
+            offset=self._offset,
+            first=self._first,
+            passages=len(lengths_P),
+            num_terms=int(lengths_P.sum()),
+            terms=len(arrays[0]),
+            entries=len(arrays[5]),
+            dense=len(arrays[7]) // len(lengths_P),
+            count_bytes=arrays[6].itemsize,
+        )
+        for section in arrays:
+            content = section.tobytes()
+            self._file.write(content.ljust(_padded(len(content)), b"\0"))
+            self._offset += _padded(len(content))
+        self._sizes.append(sizes)
+        self._first += len(lengths_P)
+        self._numbers, self._terms, self._lengths = _Numbers(), array("I"), array("I")
+
+
+class Postings:
+    """The postings of a file, mapped, or of bytes in RAM. Raises ValueError for a file that is damaged or not whole.
+
+    Opening reads the directory only. Damage within a block raises Corrupt when it is searched, with the file's `path`.
+    """
+
+    def __init__(self, content: bytes | mmap.mmap, path: str = "") -> None:
+        if len(content) < _END.size:
+            raise ValueError("it is cut off")
+        magic, offset, length, checksum = _END.unpack(content[len(content) - _END.size :])
+        if magic != MAGIC or offset + length + _END.size != len(content):
+            raise ValueError("it is of another kind, or cut off")
+        directory = content[offset : offset + length]
+        if zlib.crc32(directory) != checksum:
+            raise ValueError("its directory was changed")
+        body = json.loads(directory)
+        self.identity, self._num_passages = str(body["identity"]), int(body["passages"])
+        self.blocks = [Block(content, _Sizes(**each), path) for each in body["blocks"]]
+
+    @classmethod
+    def mapped(cls, file: BinaryIO, path: str) -> Postings:
+        """Maps an open file."""
+        return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+
+    def __len__(self) -> int:
+        return self._num_passages
+
+    def lengths_P(self) -> Int64[np.ndarray, " P"]:
+        """How many terms each passage has."""
+        return np.concatenate([np.zeros(0, np.int64), *(block.lengths_P for block in self.blocks)], dtype=np.int64)
+
+    def counts_P(self, forms: Iterable[str]) -> Int64[np.ndarray, " P"]:
+        """How often a word stands in each passage, in any of its forms."""
+        hashes_F = np.array([hash_of(form) for form in forms], np.uint64)
+        counts = [block.counts_P(hashes_F) for block in self.blocks]
+        return np.concatenate([np.zeros(0, np.int64), *counts])
+
+
+class TermPostings(NamedTuple):
+    """The passages of a block with a term. Without `places`, there is a count for each passage of the block."""
+
+    places: np.ndarray | None
+    counts: np.ndarray
+    frequency: int  # passages with the term
+    bound: float  # of a count over a count and a norm, where the mean length is that of the block
+    num_passages: int
+
+    @property
+    def counts_P(self) -> Int64[np.ndarray, " P"]:
+        """How often the term stands in each passage of the block."""
+        if self.places is None:
+            return self.counts.astype(np.int64)
+        counts_P = np.zeros(self.num_passages, np.int64)
+        counts_P[self.places] = self.counts
+        return counts_P
+
+    def counts_at(self, places_C: Int64[np.ndarray, " C"]) -> Int64[np.ndarray, " C"]:
+        """How often the term stands in each of some passages."""
+        if self.places is None:
+            return self.counts[places_C].astype(np.int64)
+        if 4 * len(places_C) > len(self.places):
+            return self.counts_P[places_C]
+        near_C = np.searchsorted(self.places, places_C.astype(self.places.dtype))
+        near_C[near_C == len(self.places)] = 0
+        return np.where(self.places[near_C] == places_C, self.counts[near_C], 0).astype(np.int64)
+
+
+class Block:
+    """Some passages of a file, in order. Its arrays are read when they are used."""
+
+    def __init__(self, content: bytes | mmap.mmap, sizes: _Sizes, path: str) -> None:
+        self._content, self._sizes, self._path = content, sizes, path
+        self.first, self.num_passages, self.num_terms = sizes.first, sizes.passages, sizes.num_terms
+        self._norms = 0.0, np.zeros(0)
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Turns what damaged arrays lead to into Corrupt."""
+        try:
+            yield
+        except (IndexError, ValueError) as error:
+            raise Corrupt(f"{self._path} is damaged ({error}); remove it, and the next search makes it anew") from error
+
+    @property
+    def mean(self) -> float:
+        """The mean length of its passages, which the bounds are for."""
+        return max(self.num_terms / self.num_passages, 1e-9)
+
+    @property
+    def lengths_P(self) -> Int64[np.ndarray, " P"]:
+        """How many terms each passage has."""
+        return self._arrays[4].astype(np.int64)
+
+    def counts_P(self, hashes_T: UInt64[np.ndarray, " T"]) -> Int64[np.ndarray, " P"]:
+        """How often any of some terms stands in each passage."""
+        rows = [row for row in self.rows(hashes_T).tolist() if row >= 0]
+        return sum((self.postings(row).counts_P for row in rows), np.zeros(self.num_passages, np.int64))
+
+    def rows(self, hashes_T: UInt64[np.ndarray, " T"]) -> Int64[np.ndarray, " T"]:
+        """The row of each term in the block's table, -1 for one that it has not."""
+        hashes = self._arrays[0]
+        rows_T = np.minimum(np.searchsorted(hashes, hashes_T), len(hashes) - 1)
+        return np.where(hashes[rows_T] == hashes_T, rows_T, -1) if len(hashes) else np.full(len(hashes_T), -1)
+
+    def postings(self, row: int) -> TermPostings:
+        """The postings of the term of a row."""
+        _, frequencies, begins, bounds, _, places, counts, dense = self._arrays
+        frequency, begin = int(frequencies[row]), int(begins[row])
+        if _is_dense(frequency, self.num_passages, self._sizes.count_bytes):
+            end = (begin + 1) * self.num_passages
+            return self._checked(None, dense[begin * self.num_passages : end], frequency, float(bounds[row]))
+        end = begin + frequency
+        return self._checked(places[begin:end], counts[begin:end], frequency, float(bounds[row]))
+
+    def norms_P(self, mean: float) -> Float64[np.ndarray, " P"]:
+        """What BM25 adds to a count below the line, where passages have `mean` terms on average."""
+        known, norms_P = self._norms
+        if known != mean:
+            norms_P = K1 * (1 - B + B * self.lengths_P / mean)
+            self._norms = mean, norms_P
+        return norms_P
+
+    def _checked(self, places: np.ndarray | None, counts: np.ndarray, frequency: int, bound: float) -> TermPostings:
+        if frequency > self.num_passages or len(counts) != (self.num_passages if places is None else frequency):
+            raise ValueError(f"a term's postings are not as many as it has, in the block of passage {self.first}")
+        return TermPostings(places, counts, frequency, bound, self.num_passages)
+
+    @cached_property
+    def _arrays(self) -> list[np.ndarray]:
+        arrays, offset = list[np.ndarray](), self._sizes.offset
+        for dtype, size in self._sizes.sections():
+            arrays.append(np.frombuffer(self._content, dtype, size, offset))
+            offset += _padded(arrays[-1].nbytes)
+        return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    offset: int
+    first: int
+    passages: int
+    num_terms: int
+    terms: int
+    entries: int
+    dense: int
+    count_bytes: int
+
+    def sections(self) -> tuple[tuple[str, int], ...]:
+        """The type and the length of each array of a block, in their order."""
+        count = f"<u{self.count_bytes}"
+        return (
+            ("<u8", self.terms),
+            ("<u4", self.terms),
+            ("<u4", self.terms),
+            ("<f4", self.terms),
+            ("<u4", self.passages),
+            ("<u2", self.entries),
+            (count, self.entries),
+            (count, self.dense * self.passages),
+        )
+
+
+class _Numbers(dict[str, int]):
+    """Gives each new term the next number."""
+
+    def __missing__(self, term: str) -> int:
+        number = self[term] = len(self)
+        return number
+
+
+def _inverted(terms: _Numbers, numbers: array[int], lengths: array[int]) -> tuple[Int64[np.ndarray, " P"], list]:
+    """The lengths of passages, and the arrays of their block."""
+    lengths_P = np.array(lengths, np.int64)
+    num_passages = len(lengths_P)
+    hashes_T, ranks_T = np.unique(np.array([hash_of(term) for term in terms], np.uint64), return_inverse=True)
+    keys_N = ranks_T[np.array(numbers, np.int64)].astype(np.uint64) << np.uint64(16)
+    keys_N |= np.repeat(np.arange(num_passages, dtype=np.uint64), lengths_P)
+    keys_N.sort()
+    firsts_E = np.flatnonzero(np.concatenate([[True][: len(keys_N)], keys_N[1:] != keys_N[:-1]]))
+    counts_E = np.diff(firsts_E, append=len(keys_N))
+    keys_E = keys_N[firsts_E]
+    terms_E, places_E = (keys_E >> np.uint64(16)).astype(np.int64), (keys_E & np.uint64(0xFFFF)).astype(np.uint16)
+    frequencies_T = np.bincount(terms_E, minlength=len(hashes_T))
+    counts_E = counts_E.astype("<u1" if counts_E.max(initial=0) < 256 else "<u4")
+    is_dense_T = _is_dense(frequencies_T, num_passages, counts_E.itemsize)
+    dense = np.zeros((int(is_dense_T.sum()), num_passages), counts_E.dtype)
+    rows_T, is_dense_E = np.cumsum(is_dense_T) - 1, is_dense_T[terms_E]
+    dense[rows_T[terms_E[is_dense_E]], places_E[is_dense_E]] = counts_E[is_dense_E]
+    kept_T = np.where(is_dense_T, 0, frequencies_T)
+    begins_T = np.where(is_dense_T, rows_T, np.cumsum(kept_T) - kept_T)
+    return lengths_P, [
+        hashes_T.astype("<u8"),
+        frequencies_T.astype("<u4"),
+        begins_T.astype("<u4"),
+        _bounds(frequencies_T, counts_E, lengths_P, places_E),
+        lengths_P.astype("<u4"),
+        places_E[~is_dense_E].astype("<u2"),
+        counts_E[~is_dense_E],
+        dense.ravel(),
+    ]
+
+
+def _bounds(
+    frequencies_T: Int64[np.ndarray, " T"],
+    counts_E: np.ndarray,
+    lengths_P: Int64[np.ndarray, " P"],
+    places_E: np.ndarray,
+) -> Float32[np.ndarray, " T"]:
+    """The largest count / (count + norm) of each term, rounded up."""
+    if not len(frequencies_T):
+        return np.zeros(0, "<f4")
+    norms_P = K1 * (1 - B + B * lengths_P / max(lengths_P.mean(), 1e-9))
+    parts_E = counts_E / (counts_E + norms_P[places_E])
+    largest_T = np.maximum.reduceat(parts_E, np.cumsum(frequencies_T) - frequencies_T)
+    rounded_T: np.ndarray = np.nextafter(largest_T.astype("<f4"), np.float32(2))
+    return rounded_T
+
+
+def _is_dense(frequency: int | np.ndarray, num_passages: int, count_bytes: int) -> bool | Bool[np.ndarray, " T"]:
+    return frequency * (2 + count_bytes) > num_passages * count_bytes
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 8) * 8
