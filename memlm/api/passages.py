@@ -37,8 +37,8 @@ class Passage:
 
     `token_offset` counts tokens from the start of the document, and `num_tokens` are its length. `text` lacks the words
     that its ends cut. `first_line` and `last_line` are those of `text` in its document, from 1, and 0 where a caller
-    gave the passage without them. By words, `score` is BM25. By meaning, it is a cosine. By auto, it is a weighted
-    sum of both, or BM25.
+    gave the passage without them. By words, `score` is BM25. By meaning, it is a cosine. By auto, it is BM25 as a
+    share of its most plus a cosine, or BM25 where no passage has a vector.
     """
 
     store: str

@@ -31,7 +31,7 @@ from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
 MOST_WORDS = 500  # different words of a question that are looked up
-COSINE_WEIGHT = 1.0  # beside the share of BM25's most: benchmarks/log/2026-11-28-passages-by-meaning.md
+COSINE_WEIGHT = 1.0  # beside BM25 as a share of its most: benchmarks/log/2026-11-28-passages-by-meaning.md
 
 
 @dataclass(frozen=True, slots=True)
