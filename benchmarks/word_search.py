@@ -45,17 +45,16 @@ def bench_words(
     passages = [each for document in texts for each in _cut(document.text)]
     counts = Counter(run for each in passages for run in set(each.split()))
     common, rows = {run for run, count in counts.items() if count > COMMON}, list[dict[str, Any]]()
+    passages = list(_repeated(passages, common, copies))
+    num_bytes = sum(len(each.encode()) for each in passages)
     for number, way in enumerate(ways := _ways()):
         place = folder / way.name.replace(" ", "-")
         place.mkdir(parents=True)
-        every = list(_repeated(passages, common, copies))
-        num_bytes = sum(len(each.encode()) for each in every)
         begin_s = time.process_time()
-        way.build(every, place)
+        way.build(passages, place)
         build_s = time.process_time() - begin_s
         size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
-        row = {"megabytes": num_bytes / 1e6, "passages": len(every), "build_s": build_s, "share": size / num_bytes}
-        del every
+        row = {"megabytes": num_bytes / 1e6, "passages": len(passages), "build_s": build_s, "share": size / num_bytes}
         for name, opened in way.opened.items():
             times = _times(opened(place), questions if number == 0 else questions[:slow])
             rows.append({"way": f"{way.name}{name}", **row, **times})
