@@ -25,9 +25,9 @@ from memlm.language_model import LanguageModel
 class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not read here
     """Finds passages by `find_passages`, whose options are the fields.
 
-    `source` is a LanguageModel, a Client or an AsyncClient. The retriever does not close it. A passage is a document:
-    its metadata is that of the stored document with `datastore`, `document_id`, `title`, `token_offset`, `first_line`,
-    `last_line` and `score`.
+    `source` is a LanguageModel, a Client or an AsyncClient. The retriever does not close it. The text of a passage is
+    that of a document, whose metadata are those of the stored document with `datastore` and the fields of the passage:
+    `document_id`, `title`, `headings`, lines and pages, `place`, which names it in words, and `score`.
     """
 
     source: SkipValidation[Any]
@@ -70,10 +70,10 @@ class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not
 
 def document_of(passage: Passage) -> Document:
     """A passage as a document of LangChain."""
-    names = ("document_id", "title", "token_offset", "first_line", "last_line", "score")
-    place = {name: getattr(passage, name) for name in names}
+    names = ("document_id", "title", "headings", "token_offset", "first_line", "last_line", "first_page", "last_page")
+    fields = {name: getattr(passage, name) for name in (*names, "also", "place", "score")}
     return Document(
         page_content=passage.text,
         id=f"{passage.store}/{passage.document_id}#{passage.token_offset}",
-        metadata={**passage.metadata, "datastore": passage.store, **place},
+        metadata={**passage.metadata, "datastore": passage.store, **fields},
     )

@@ -8,10 +8,10 @@ result is that of one datastore, built from the live documents.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
@@ -27,11 +27,16 @@ from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
+from memlm.retrieval.found_passages import Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
 MOST_WORDS = 500  # different words of a question that are looked up
+SPARE = 8  # passages that are found beside those that are wanted, since some have nearly the same text
 COSINE_WEIGHT = 1.0  # beside BM25 as a share of its most: benchmarks/log/2026-11-28-passages-by-meaning.md
+
+# Takes how many of the best passages are wanted, and returns their numbers and scores, best first.
+BestOf: TypeAlias = Callable[[int], tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def _found(
     words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
     has_vectors = any(part.vectors_FD is not None and len(part.vectors_FD) for part in parts)
     if request.by is PassagesBy.WORDS or (request.by is PassagesBy.AUTO and not has_vectors):
-        return _described(parts, *best_passages(searched, words, request.k))
+        return first_distinct(_in_order(parts, partial(best_passages, searched, words), request.k), request.k)
     assert question_D is not None
     live = [part.live_P for part in parts]
     live_P = wanted_P = np.concatenate(live)
@@ -136,10 +141,26 @@ def _found(
         cosines_P = cosines(question_D, [part.means.keys_PD for part in parts if part.means], live)
     else:
         cosines_P = _vector_cosines(parts, question_D)
+    best: BestOf
     if request.by is PassagesBy.AUTO:
-        return _described(parts, *_best_by_both(searched, words, cosines_P, live_P, wanted_P, request.k))
-    best_K = _best(cosines_P, wanted_P, request.k)
-    return _described(parts, best_K, cosines_P[best_K])
+        best = partial(_best_by_both, searched, words, cosines_P, live_P, wanted_P)
+    else:
+        best = partial(_best_by_score, cosines_P, wanted_P)
+    return first_distinct(_in_order(parts, best, request.k), request.k)
+
+
+def _in_order(parts: Sequence[_Part], best: BestOf, k: int) -> Iterator[Found]:
+    """Yields all passages that a search finds, best first. It finds about k, and more where these are not enough."""
+    ends, done, wanted = np.cumsum([len(part.passages) for part in parts]), 0, 2 * k + SPARE
+    while True:
+        places_K, scores_K = best(wanted)
+        for place, score in zip(places_K[done:].tolist(), scores_K[done:].tolist(), strict=True):
+            number = int(np.searchsorted(ends, place, side="right"))
+            part, within = parts[number], place - int(ends[number]) + len(parts[number].passages)
+            yield Found(part.store, part.segment, part.passages.cuts, within, score)
+        if len(places_K) < wanted:
+            return
+        done, wanted = wanted, 4 * wanted
 
 
 def _best_by_both(
@@ -185,6 +206,13 @@ def _vector_cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"
     return cosines_P
 
 
+def _best_by_score(
+    scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"], k: int
+) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+    best_K = _best(scores_P, wanted_P, k)
+    return best_K, scores_P[best_K]
+
+
 def _best(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"], k: int) -> Int64[np.ndarray, " K"]:
     """The k best of the wanted passages. Equal ones keep the order of the documents."""
     places_R = np.flatnonzero(wanted_P)
@@ -193,54 +221,3 @@ def _best(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"],
         near_R = lows_R <= np.partition(lows_R, k - 1)[k - 1]
         places_R, lows_R = places_R[near_R], lows_R[near_R]
     return places_R[np.argsort(lows_R, kind="stable")[:k]]
-
-
-def _described(
-    parts: Sequence[_Part], places_K: Int64[np.ndarray, " K"], scores_K: Float64[np.ndarray, " K"]
-) -> tuple[Passage, ...]:
-    ends = np.cumsum([len(part.passages) for part in parts])
-    numbers_K = np.searchsorted(ends, places_K, side="right")
-    within_K = places_K - np.concatenate([[0], ends])[numbers_K]
-    chosen = [(parts[number], within) for number, within in zip(numbers_K.tolist(), within_K.tolist(), strict=True)]
-    line_ends_K = _line_ends(chosen)
-    described = list[Passage]()
-    for (part, within), line_ends, score in zip(chosen, line_ends_K, scores_K.tolist(), strict=True):
-        cuts = part.passages.cuts
-        row, (begin, end), (text,) = (
-            int(cuts.documents_P[within]),
-            cuts.rows(within),
-            cuts.texts(range(within, within + 1)),
-        )
-        document, first = part.segment.documents.at(row), int(part.segment.starts[row])
-        first_line = 1 + line_ends + text[: len(text) - len(text.lstrip())].count("\n")
-        text = text.strip()
-        described.append(
-            Passage(
-                store=part.store.name,
-                document_id=document.id,
-                title=document.title,
-                token_offset=begin - first,
-                num_tokens=end - begin,
-                text=text,
-                score=score,
-                metadata=document.metadata,
-                first_line=first_line,
-                last_line=first_line + text.count("\n"),
-            )
-        )
-    return tuple(described)
-
-
-def _line_ends(chosen: Sequence[tuple[_Part, int]]) -> list[int]:
-    """Counts the line ends before each passage in its document. Passages of a document share one reading of it."""
-    counts, documents = [0] * len(chosen), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for place, (part, within) in enumerate(chosen):
-        documents[id(part), int(part.passages.cuts.documents_P[within])].append((within, place))
-    for (_, row), places in documents.items():
-        part = chosen[places[0][1]][0]
-        read, count = int(part.segment.starts[row]), 0
-        for within, place in sorted(places):
-            begin, _ = part.passages.cuts.rows(within)
-            count += part.store.line_ends(part.segment.values_N[read:begin])
-            read, counts[place] = begin, count + part.passages.cuts.skipped(within).count(b"\n")
-    return counts

@@ -161,7 +161,7 @@ def test_meaning_is_the_cosine_of_centered_mean_keys(store, model_folder):
 
 def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
     for number in range(40):
-        (tmp_path / f"{number:02d}.txt").write_text("the memory" if number % 3 else "a page")
+        (tmp_path / f"{number:02d}.txt").write_text(f"the memory {number:02d}" if number % 3 else "a page")
     build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
     with load(model_folder, [tmp_path / "store"]) as lm:
         expected = [(f"{number:02d}.txt", 0) for number in range(40) if number % 3]

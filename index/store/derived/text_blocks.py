@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CONVERTED = frozenset({"html", "pdf", "docx", "pptx", "xlsx", "epub", "notebook", "mail"})  # formats, into Markdown
+from memlm.base.passage_texts import format_of
+
 TEXT, CODE, REST = -1, -2, -3  # the levels of blocks that are no headings
 UNDERLINES = b"#*=-~^\"'+"  # the highest first, as Python's documentation has them
 SIGNS_LEVEL = len(UNDERLINES)  # of `#`, below all that are underlined
@@ -31,7 +32,7 @@ _AFTER_BLANK = re.compile(rb"(?:[\n\f][ \t\r]*\n|\f)\Z")
 
 def is_markdown(document_id: str, metadata: Mapping[str, Any]) -> bool:
     """Whether lines of a document that begin with `#` are headings: by its name, or because it was converted."""
-    return metadata.get("format") in CONVERTED or document_id.lower().endswith((".md", ".markdown"))
+    return bool(format_of(metadata)) or document_id.lower().endswith((".md", ".markdown"))
 
 
 @dataclass(slots=True)

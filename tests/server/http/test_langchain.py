@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 from running import RunningServer
-from texts import make_text
 
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus, Document
@@ -31,26 +30,27 @@ def client(web: RunningServer) -> Iterator[Client]:
         yield client
 
 
-WORDS = " ".join(make_text(3, 40 + 37 * 3).split()[:3])  # of a document
-
-
-@pytest.mark.parametrize(
-    ("query", "options"),
-    [(QUERY, {"k": 3}), (WORDS, {"store": "store", "by": "meaning", "k": 2}), (QUERY, {"documents": "doc-3.txt"})],
-)
-def test_they_are_those_of_find_passages(
-    client: Client, lm: LanguageModel, query: str, options: dict[str, Any]
-) -> None:
-    passages = lm.find_passages(query, **options)
+@pytest.mark.parametrize("options", [{"k": 3}, {"store": "store", "by": "meaning", "k": 2}, {"documents": "doc-3.txt"}])
+def test_documents_are_the_passages_that_are_found(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
+    passages = lm.find_passages(QUERY, **options)
     assert passages
     for source in (lm, client):
-        found = MemlmRetriever(source, **options).invoke(query)
+        found = MemlmRetriever(source, **options).invoke(QUERY)
         assert [each.page_content for each in found] == [passage.text for passage in passages]
         for each, passage in zip(found, passages, strict=True):
             assert each.metadata["datastore"] == passage.store
-            for name in ("document_id", "title", "token_offset", "first_line", "last_line"):
+            for name in (
+                "document_id",
+                "title",
+                "headings",
+                "token_offset",
+                "first_line",
+                "last_line",
+                "place",
+                "also",
+            ):
                 assert each.metadata[name] == getattr(passage, name)
-            assert each.metadata["score"] == pytest.approx(passage.score, abs=1e-3)
+            assert each.metadata["score"] == pytest.approx(passage.score, rel=1e-3)
         assert len({each.id for each in found}) == len(found)
 
 
@@ -64,7 +64,7 @@ def test_a_passage_has_the_metadata_of_its_document(model_folder: Path, tmp_path
 
 
 async def test_passages_can_be_awaited_from_every_source(web: RunningServer, client: Client, lm: LanguageModel) -> None:
-    wanted = [passage.text for passage in lm.find_passages(QUERY, k=3)]
+    wanted = [each.text for each in lm.find_passages(QUERY, k=3)]
     async with AsyncClient(web.address) as awaited:
         for source in (lm, client, awaited):
             retriever = MemlmRetriever(source, k=3)
