@@ -261,6 +261,31 @@ def retrieval(
     print_table(shown)
 
 
+@app.command(epilog="Example: python -m benchmarks questions questions.jsonl --model smollm2 --store store --by words")
+def questions(
+    path: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="JSON Lines of question, answers, and files.")],
+    model: options.Model,
+    store: Annotated[list[Path], typer.Option("--store", "-s", metavar="STORE", help="Datastore folder. Repeatable.")],
+    by: Annotated[list[str] | None, typer.Option(help="Way of searching (default: words). Repeatable.")] = None,
+    encoder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Encoder of passages, for meaning.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Share of questions whose answer stands in the first 1, 3 and 8 passages that a search finds."""
+    from benchmarks.questions import FIRST, bench_questions, questions_of
+    from memlm.language_model import load
+
+    with load(model, store, passage_encoder=encoder) as lm, ConsoleProgress() as progress:
+        figures = bench_questions(lm, questions_of(path), ways=by or ("words",), progress=progress)
+    if json:
+        print_report(figures, repeats=1)
+        return
+    shown = table("by", "kind", "questions", *(f"in {most}" for most in FIRST), "ms a search")
+    for row in figures["rows"]:
+        shares = (f"{row[f'first_{most}']:.0%}" for most in FIRST)
+        shown.add_row(row["by"], row["kind"], str(row["questions"]), *shares, f"{row['ms']:.1f}")
+    print_table(shown)
+
+
 @app.command(epilog="Example: python -m benchmarks memorizing --largest 131072 --json")
 def memorizing(
     largest: Annotated[int, typer.Option(help="Pairs of kNN attention to grow to.", min=8192)] = 262_144,

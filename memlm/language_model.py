@@ -286,7 +286,7 @@ class LanguageModel:
         exclude_documents: str | Sequence[str] = (),
     ) -> tuple[Passage, ...]:
         """Finds the k passages of a datastore, or of all that are loaded (`store=None`), that are likeliest to answer a
-        question, the best first. Passages are up to 128 tokens of a document.
+        question, the best first. Passages of nearly the same text count once, and the best names the others.
 
         By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their vector and that of
         the question: by the `passage_encoder` of `load`, or else the mean keys of the model. By `both`, by the sum of

@@ -347,6 +347,9 @@ def _check_passages(passages: tuple[Passage, ...]) -> None:
             )
         for name in ("text", "title", "document_id", "store"):
             check_text(f"the {name} of a passage", getattr(passage, name), field=f"passages.{name}")
+        for name in ("headings", "also"):
+            for each in items_of(f"passages.{name}", getattr(passage, name)):
+                check_text(f"one of the {name} of a passage", each, field=f"passages.{name}")
         try:
             size += passage.size
         except (TypeError, ValueError) as error:

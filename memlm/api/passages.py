@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from memlm.base.options import option
+from memlm.base.passage_texts import PAGES, format_of
 from memlm.errors import check_range
 
 MAX_PASSAGES = 256  # of one answer
@@ -35,9 +36,11 @@ class PassagesBy(StrEnum):
 class Passage:
     """A passage of a document, and the score that it was found with.
 
-    `token_offset` counts tokens from the start of the document, and `num_tokens` are its length. `text` lacks the words
-    that its ends cut. `first_line` and `last_line` are those of `text` in its document, from 1, and 0 where a caller
-    gave the passage without them. By words, `score` is BM25. By meaning, it is a cosine. By both, it is a sum of
+    `token_offset` counts tokens from the start of the document, and `num_tokens` are its length. `headings` are those
+    above `text` and those with which it begins, the highest first. `first_line` and `last_line` are those of `text` in
+    its document, from 1, and 0 where a caller gave the passage without them. `first_page` and `last_page` are those of
+    a format with pages, slides or sheets, else 0. `also` are the places of passages of nearly the same text, which do
+    not count as results of their own. By words, `score` is BM25. By meaning, it is a cosine. By both, it is a sum of
     reciprocal ranks.
     """
 
@@ -51,10 +54,23 @@ class Passage:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     first_line: int = 0
     last_line: int = 0
+    headings: tuple[str, ...] = ()
+    first_page: int = 0
+    last_page: int = 0
+    also: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
-        """Its document and lines, as `notes/port.md:3-9`, or the document alone where the lines are not known."""
+        """Where a person finds it: `guide.pdf, page 3`, `guide.html, Creating branches` or `notes/port.md:3-9`. The
+        document alone, where no more is known.
+        """
+        if self.first_page:
+            word = PAGES.get(format_of(self.metadata), "page")
+            if self.last_page > self.first_page:
+                return f"{self.document_id}, {word}s {self.first_page}-{self.last_page}"
+            return f"{self.document_id}, {word} {self.first_page}"
+        if format_of(self.metadata):  # lines of a converted text are seen by nobody
+            return ", ".join((self.document_id, *self.headings[-1:]))
         if not self.first_line:
             return self.document_id
         return f"{self.document_id}:{self.first_line}" + f"-{self.last_line}" * (self.last_line > self.first_line)
@@ -63,8 +79,9 @@ class Passage:
     def size(self) -> int:
         """Characters of its texts and of its metadata as JSON. Raises TypeError or ValueError for other metadata."""
         texts = (self.store, self.document_id, self.title, self.text)
+        lists = sum(1 + len(each) for each in (*self.headings, *self.also))
         try:
-            return sum(map(len, texts)) + (len(json.dumps(dict(self.metadata))) if self.metadata else 0)
+            return sum(map(len, texts)) + lists + (len(json.dumps(dict(self.metadata))) if self.metadata else 0)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
 

@@ -1,11 +1,20 @@
-"""What stands above the text of a passage, where it is searched and where a model reads it."""
+"""What a passage is, where it is cut, where it is searched and where a model reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 PASSAGE_TOKENS = 160  # at most, of one that is found
+CONVERTED = frozenset({"html", "pdf", "docx", "pptx", "xlsx", "epub", "notebook", "mail"})  # formats, into Markdown
+PAGES = {"pdf": "page", "pptx": "slide", "xlsx": "sheet"}  # what a form feed ends in the text of a format
 FIRST_LINES = 12  # of a text, among which its own headings are
+
+
+def format_of(metadata: Mapping[str, Any]) -> str:
+    """The format that a document was converted from, as its metadata says. "" for any other value."""
+    value = metadata.get("format")
+    return value if isinstance(value, str) and value in CONVERTED else ""
 
 
 def lines_above(title: str, headings: Sequence[str], text: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A LangChain retriever over the datastores of a model in this process, or of a server.
 
 retriever = MemlmRetriever(source=Client("localhost:50051"), store="notes", k=4)
-documents = retriever.invoke("the gateway listens on")
+documents = retriever.invoke("Which port does the gateway use?")
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import PrivateAttr, SkipValidation
 
-from memlm.api.generation import Neighbor
+from memlm.api.passages import Passage
 from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput
 from memlm.language_model import LanguageModel
 
 
 class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not read here
-    """Finds passages by `search`, whose options are the fields.
+    """Finds passages by `find_passages`, whose options are the fields.
 
-    `source` is a LanguageModel, a Client or an AsyncClient. The retriever does not close it. A passage is a document:
-    its text is the snippet, its metadata that of the stored document with `datastore`, `document_id`, `title`,
-    `token_offset`, `char_offset`, `line`, `distance` and `score`, the passage's share among those that were found.
+    `source` is a LanguageModel, a Client or an AsyncClient. The retriever does not close it. The text of a passage is
+    that of a document, whose metadata are those of the stored document with `datastore` and the fields of the passage:
+    `document_id`, `title`, `headings`, lines and pages, `place`, which names it in words, and `score`.
     """
 
     source: SkipValidation[Any]
     store: str | None = None
     k: int = 8
-    nprobe: int | None = None
-    by: str = "state"
+    by: str | None = None
     documents: str | Sequence[str] = ()
     where: Mapping[str, str] | Sequence[str] = ()
     _in_use: Lock = PrivateAttr(default_factory=Lock)
@@ -56,25 +55,26 @@ class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
     ) -> list[Document]:
         if isinstance(self.source, AsyncClient):
-            return [document_of(each) for each in await self.source.search(self.store, query, **self._options)]
+            return [document_of(each) for each in await self.source.find_passages(query, **self._options)]
         return await asyncio.to_thread(self._search, query)
 
     def _search(self, query: str) -> list[Document]:
         with self._in_use:  # a model in this process answers one caller at a time
-            found: Sequence[Neighbor] = self.source.search(self.store, query, **self._options)
+            found: Sequence[Passage] = self.source.find_passages(query, **self._options)
         return [document_of(each) for each in found]
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("k", "nprobe", "by", "documents", "where")}
+        options = {name: getattr(self, name) for name in ("store", "k", "documents", "where")}
+        return options if self.by is None else {**options, "by": self.by}
 
 
-def document_of(neighbor: Neighbor) -> Document:
-    """A place in a datastore as a document of LangChain."""
-    names = ("document_id", "title", "token_offset", "char_offset", "line", "distance")
-    place = {name: getattr(neighbor, name) for name in names}
+def document_of(passage: Passage) -> Document:
+    """A passage as a document of LangChain."""
+    names = ("document_id", "title", "headings", "token_offset", "first_line", "last_line", "first_page", "last_page")
+    fields = {name: getattr(passage, name) for name in (*names, "also", "place", "score")}
     return Document(
-        page_content=neighbor.snippet,
-        id=f"{neighbor.store}/{neighbor.document_id}#{neighbor.token_offset}",
-        metadata={**neighbor.metadata, "datastore": neighbor.store, **place, "score": neighbor.weight},
+        page_content=passage.text,
+        id=f"{passage.store}/{passage.document_id}#{passage.token_offset}",
+        metadata={**passage.metadata, "datastore": passage.store, **fields},
     )

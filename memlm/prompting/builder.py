@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from memlm.api.answers import cited as cited
 from memlm.api.passages import Passage
+from memlm.base.passage_texts import lines_above
 from memlm.errors import InvalidInput, check_range
 
 CountTokens: TypeAlias = Callable[[str], int]
@@ -83,8 +84,13 @@ def _joined(parts: Sequence[Part], taken: Mapping[str, Sequence[int]], *behind: 
 
 
 def numbered(passages: Sequence[Passage]) -> tuple[str, ...]:
-    """Passages as pieces of a prompt, each under its number from 1 and its title, or else the id of its document."""
-    return tuple(
-        f"[{number}] {' '.join((passage.title or passage.document_id).split())}\n{passage.text}"
-        for number, passage in enumerate(passages, 1)
-    )
+    """Passages as pieces of a prompt, each under its number from 1, its title, or else the id of its document, and the
+    headings above its text.
+    """
+    return tuple(f"[{number}] {_above(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1))
+
+
+def _above(passage: Passage) -> str:
+    name = passage.title or passage.document_id
+    above = [line for line in lines_above(name, passage.headings, passage.text) if line != name]
+    return ", ".join(" ".join(line.split()) for line in (name, *above))

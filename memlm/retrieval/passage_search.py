@@ -8,8 +8,7 @@ datastore, built from the live documents.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +26,7 @@ from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
+from memlm.retrieval.found_passages import EXAMINED, EXAMINED_EACH, Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
@@ -133,7 +133,7 @@ def _found(
         return ()
     words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
     if request.by is PassagesBy.WORDS:
-        return _described(parts, *best_passages(searched, words, request.k))
+        return first_distinct(_by_words(parts, searched, words, request.k), request.k)
     live = [part.live_P for part in parts]
     live_P = wanted_P = np.concatenate(live)
     if request.only:
@@ -153,62 +153,34 @@ def _found(
     if request.by is PassagesBy.BOTH:
         scores_P = scores[PassagesBy.BOTH] = fused(list(orders.values()), len(live_P))
         orders[PassagesBy.BOTH] = _best_first(scores_P, scores_P > 0)
-    best_K = orders[request.by][: request.k]
-    return _described(parts, best_K, scores[request.by][best_K])
+    order_R = orders[request.by]
+    return first_distinct(_in_order(parts, order_R, scores[request.by][order_R]), request.k)
+
+
+def _by_words(
+    parts: Sequence[_Part], searched: Sequence[Searched], words: Sequence[Sequence[str]], k: int
+) -> Iterator[Found]:
+    """Passages by BM25, best first: some, and many more where copies took their places."""
+    seen = 0
+    for most in (2 * k + 8, EXAMINED + EXAMINED_EACH * k):
+        numbers_R, scores_R = best_passages(searched, words, most)
+        yield from _in_order(parts, numbers_R[seen:], scores_R[seen:])
+        seen = len(numbers_R)
+        if seen < most:
+            return
+
+
+def _in_order(
+    parts: Sequence[_Part], order_R: Int64[np.ndarray, " R"], scores_R: Float64[np.ndarray, " R"]
+) -> Iterator[Found]:
+    ends = np.cumsum([len(part.passages) for part in parts])
+    for place, score in zip(order_R.tolist(), scores_R.tolist(), strict=True):
+        number = int(np.searchsorted(ends, place, side="right"))
+        part, within = parts[number], int(place - ends[number]) + len(parts[number].passages)
+        yield Found(part.store, part.segment, part.passages.cuts, within, score)
 
 
 def _best_first(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"]) -> Int64[np.ndarray, " R"]:
     """The wanted passages by their scores. Equal ones keep the order of the documents."""
     places_R = np.flatnonzero(wanted_P)
     return places_R[np.argsort(-scores_P[places_R], kind="stable")]
-
-
-def _described(
-    parts: Sequence[_Part], places_K: Int64[np.ndarray, " K"], scores_K: Float64[np.ndarray, " K"]
-) -> tuple[Passage, ...]:
-    ends = np.cumsum([len(part.passages) for part in parts])
-    numbers_K = np.searchsorted(ends, places_K, side="right")
-    within_K = places_K - np.concatenate([[0], ends])[numbers_K]
-    chosen = [(parts[number], within) for number, within in zip(numbers_K.tolist(), within_K.tolist(), strict=True)]
-    line_ends_K = _line_ends(chosen)
-    described = list[Passage]()
-    for (part, within), line_ends, score in zip(chosen, line_ends_K, scores_K.tolist(), strict=True):
-        cuts = part.passages.cuts
-        row, (begin, end), (text,) = (
-            int(cuts.documents_P[within]),
-            cuts.rows(within),
-            cuts.texts(range(within, within + 1)),
-        )
-        document, first = part.segment.documents.at(row), int(part.segment.starts[row])
-        first_line = 1 + line_ends + text[: len(text) - len(text.lstrip())].count("\n")
-        text = text.strip()
-        described.append(
-            Passage(
-                store=part.store.name,
-                document_id=document.id,
-                title=document.title,
-                token_offset=begin - first,
-                num_tokens=end - begin,
-                text=text,
-                score=score,
-                metadata=document.metadata,
-                first_line=first_line,
-                last_line=first_line + text.count("\n"),
-            )
-        )
-    return tuple(described)
-
-
-def _line_ends(chosen: Sequence[tuple[_Part, int]]) -> list[int]:
-    """Counts the line ends before each passage in its document. Passages of a document share one reading of it."""
-    counts, documents = [0] * len(chosen), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for place, (part, within) in enumerate(chosen):
-        documents[id(part), int(part.passages.cuts.documents_P[within])].append((within, place))
-    for (_, row), places in documents.items():
-        part = chosen[places[0][1]][0]
-        read, count = int(part.segment.starts[row]), 0
-        for within, place in sorted(places):
-            begin, _ = part.passages.cuts.rows(within)
-            count += part.store.line_ends(part.segment.values_N[read:begin])
-            read, counts[place] = begin, count + part.passages.cuts.skipped(within).count(b"\n")
-    return counts

@@ -38,6 +38,10 @@ def _text(description: str) -> Schema:
     return {"type": "string", "description": description}
 
 
+def _texts(description: str) -> Schema:
+    return {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PASSAGES, "description": description}
+
+
 def _switch(description: str) -> Schema:
     return {"type": "boolean", "description": description}
 
@@ -319,6 +323,10 @@ _PASSAGE = _object(
         "num_tokens": _whole("Its tokens."),
         "first_line": _whole("Its first line in the document, from 1. 0: not known."),
         "last_line": _whole("Its last line."),
+        "headings": _texts("The headings above it, the highest first."),
+        "first_page": _whole("Its first page, slide or sheet, from 1. 0: none."),
+        "last_page": _whole("Its last page, slide or sheet."),
+        "also": _texts("Places of passages of nearly the same text."),
         "score": _number("The score that it was found with."),
         "metadata": {"type": "object", "description": "Values by name."},
     },

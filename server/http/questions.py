@@ -153,4 +153,8 @@ def _passage(given: Mapping[str, Any]) -> Passage:
         metadata=given.get("metadata", {}),
         first_line=given.get("first_line", 0),
         last_line=given.get("last_line", 0),
+        headings=tuple(given.get("headings", ())),
+        first_page=given.get("first_page", 0),
+        last_page=given.get("last_page", 0),
+        also=tuple(given.get("also", ())),
     )

@@ -1,6 +1,7 @@
 """Prompts keep their budgets, waste none of them, and say which pieces are missing."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -65,5 +66,8 @@ def test_what_cannot_be_built_is_refused():
 def test_passages_are_numbered_and_citations_are_found():
     passages = [Passage("s", "doc", title, 0, 3, text, 1.0) for title, text in (("", "One."), ("The\nTitle", "Two."))]
     assert numbered(passages) == ("[1] doc\nOne.", "[2] The Title\nTwo.")
+    below = replace(passages[0], headings=("Guide", "doc", "Ports"), text="## Ports\n\nOne.")
+    assert numbered([below]) == ("[1] doc, Guide\n## Ports\n\nOne.",)
+    assert numbered([replace(below, text="One.")]) == ("[1] doc, Guide, Ports\nOne.",)
     assert cited("As [2] says [1, 2], not [3] nor [0] nor [x].", 2) == (2, 1)
     assert cited("none", 2) == ()

@@ -176,7 +176,7 @@ def test_both_joins_the_two_orders_by_reciprocal_ranks(store, model_folder):
 
 def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
     for number in range(40):
-        (tmp_path / f"{number:02d}.txt").write_text("the memory" if number % 3 else "a page")
+        (tmp_path / f"{number:02d}.txt").write_text(f"the memory {number:02d}" if number % 3 else "a page")
     build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
     with load(model_folder, [tmp_path / "store"]) as lm:
         expected = [(f"{number:02d}.txt", 0) for number in range(40) if number % 3]
@@ -362,3 +362,12 @@ def test_the_first_words_of_a_long_question_are_looked_up(store, model_folder, m
     with load(model_folder, [store]) as lm:
         words = lm.find_passages(QUESTIONS[0], k=1)[0].text.split()[:3]
         assert lm.find_passages(" ".join(words)) == lm.find_passages(" ".join(words[:2]))
+
+
+def test_a_passage_behind_many_copies_is_found(model_folder, tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text("a memory, and another memory")
+    (tmp_path / "other.txt").write_text("the page has one memory of the end of a long stream")
+    build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        assert [each.document_id for each in lm.find_passages("memory", k=2)] == ["00.txt", "other.txt"]

@@ -42,6 +42,7 @@ ASK = {**ALONE, "num_passages": 8}
 WINDOW = ("--attention-window", "44")  # the tiny model's context has no room for passages
 FORM = AnswerForm("m", is_chat=False, is_stream=False)
 GIVEN = [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(["port one", "a", "port two"])]
+GIVEN[0] = replace(GIVEN[0], headings=("Ports", "Office"), first_page=3, last_page=4, also=("b.md:1",))
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +203,7 @@ def test_a_wrong_request_is_refused_by_the_name_of_its_field(asked: Any) -> None
         ({"memory": {"knn_temperature": 0}}, "memory.knn_temperature"),
         ({"mixture": True, "model": "tuned"}, "model"),
         ({"passages": [{"text": "a\0", "document_id": "d"}]}, "passages.text"),
+        ({"passages": [{"text": "a", "document_id": "d", "headings": ["A", "b\0"]}]}, "passages.headings"),
         ({"passage_stores": ["a", "a"]}, "passage_stores"),
         ({"budget": (1 << 20) + 1}, "budget"),
     ):

@@ -1,7 +1,7 @@
 """Bytes of a text -> its blocks: headings, paragraphs, list items, fenced code.
 
 Headings are lines of Markdown that begin with `#`, and in every text lines of equal length with a line of one sign
-below them, as in reStructuredText. A form feed ends a block, as an empty line does.
+below them, as in reStructuredText. A form feed ends a page, and a block as an empty line does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CONVERTED = frozenset({"html", "pdf", "docx", "pptx", "xlsx", "epub", "notebook", "mail"})  # formats, into Markdown
+from memlm.base.passage_texts import format_of
+
 TEXT, CODE, REST = -1, -2, -3  # the levels of blocks that are no headings
 UNDERLINES = b"#*=-~^\"'+"  # the highest first, as Python's documentation has them
 SIGNS_LEVEL = len(UNDERLINES)  # of `#`, below all that are underlined
@@ -31,7 +32,7 @@ _AFTER_BLANK = re.compile(rb"(?:[\n\f][ \t\r]*\n|\f)\Z")
 
 def is_markdown(document_id: str, metadata: Mapping[str, Any]) -> bool:
     """Whether lines of a document that begin with `#` are headings: by its name, or because it was converted."""
-    return metadata.get("format") in CONVERTED or document_id.lower().endswith((".md", ".markdown"))
+    return bool(format_of(metadata)) or document_id.lower().endswith((".md", ".markdown"))
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Blocks:
     levels: list[int]
     titles: dict[int, str] = field(default_factory=dict)  # of headings, by where they begin
     fences: dict[int, bytes] = field(default_factory=dict)  # that opened code, by where it begins
+    pages: set[int] = field(default_factory=set)  # where text begins a page, in which no sentence goes on
 
     def add(self, content: bytes, start: int, level: int = TEXT) -> None:
         """Adds a block. Empty text before it goes to the block before that."""
@@ -77,6 +79,8 @@ def blocks_of(content: bytes, begin: int, fence: bytes, *, markdown: bool) -> Bl
     blocks = Blocks([begin], [first], fences={begin: fence})
     for match in (_IN_MARKDOWN if markdown else _IN_PLAIN).finditer(content, begin - 1):
         start, kind = match.end("blank"), match.lastgroup
+        if b"\f" in content[match.start() : start] and not _is_small(content, start):
+            blocks.pages.add(start)
         if fence:
             if kind == "fence" and _closes(content, match, fence):
                 fence = b""
@@ -106,6 +110,11 @@ def _line_of(content: bytes, end: int) -> int:
     least = max(0, end - 4 * TITLE_CHARACTERS - 4)
     begin = content.rfind(b"\n", least, end) + 1 or least
     return max(begin, content.rfind(b"\f", begin, end) + 1)
+
+
+def _is_small(content: bytes, place: int) -> bool:
+    """Whether a small letter stands at a place."""
+    return content[place : place + 4].decode(errors="replace")[:1].islower()
 
 
 def _closes(content: bytes, match: re.Match[bytes], fence: bytes) -> bool:

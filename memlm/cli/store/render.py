@@ -54,7 +54,9 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
     for number, passage in enumerate(passages, 1):
         place = Text(one_line(f"[{number}] {passage.place}"), style="bold")
         out.print(place.append(f"  score {figure(passage.score)}", style="not bold dim"))
-        out.print(Text(indent(printable(passage.text), "  ")))
+        out.print(Text(indent(printable(passage.text.replace("\f", "\n")), "  ")))
+        if passage.also:
+            out.print(Text(one_line(f"  also in {'; '.join(passage.also)}"), style="dim"))
     if not passages:
         out.print("No passage has a word of the question. --by meaning ranks all passages of a datastore with keys.")
 

@@ -162,7 +162,7 @@ class ChatRequest(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., num_passages: _Optional[int] = ...) -> None: ...
 
 class Passage(_message.Message):
-    __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata", "first_line", "last_line")
+    __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata", "first_line", "last_line", "headings", "first_page", "last_page", "also")
     STORE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +173,10 @@ class Passage(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     FIRST_LINE_FIELD_NUMBER: _ClassVar[int]
     LAST_LINE_FIELD_NUMBER: _ClassVar[int]
+    HEADINGS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    ALSO_FIELD_NUMBER: _ClassVar[int]
     store: str
     document_id: str
     title: str
@@ -183,7 +187,11 @@ class Passage(_message.Message):
     metadata: str
     first_line: int
     last_line: int
-    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., metadata: _Optional[str] = ..., first_line: _Optional[int] = ..., last_line: _Optional[int] = ...) -> None: ...
+    headings: _containers.RepeatedScalarFieldContainer[str]
+    first_page: int
+    last_page: int
+    also: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., metadata: _Optional[str] = ..., first_line: _Optional[int] = ..., last_line: _Optional[int] = ..., headings: _Optional[_Iterable[str]] = ..., first_page: _Optional[int] = ..., last_page: _Optional[int] = ..., also: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
     __slots__ = ("question", "passages", "num_passages", "passages_by", "passage_stores", "budget", "mixture", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter")

@@ -112,7 +112,7 @@ export class SourcesPanel extends EventTarget {
   #passages(passages) {
     const cards = passages.map((each) => {
       const source = { key: keyOf(each), store: each.store, id: each.document_id, title: each.title };
-      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, linesOf(each)));
+      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, whereOf(each)));
       return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, each.text)), this.#actions(source));
     });
     return el("section", { "aria-label": "Passages behind this reply" }, el("h3", {}, "The reply was asked from"), ...cards);
@@ -167,7 +167,17 @@ function bar(label, share, name = "") {
   return row;
 }
 
-const linesOf = ({ first_line: first, last_line: last }) => (first === last ? `line ${first}` : `lines ${first} to ${last}`);
+const PAGES = { pdf: "page", pptx: "slide", xlsx: "sheet" };
+
+/** Where a passage stands in its document, as a person would say it. */
+function whereOf({ first_line, last_line, first_page, last_page, headings, metadata }) {
+  const format = metadata?.format;
+  if (first_page) return spanOf(PAGES[format] ?? "page", first_page, last_page);
+  if (headings?.length) return headings.at(-1);
+  return spanOf("line", first_line, last_line);
+}
+
+const spanOf = (word, first, last) => (first === last ? `${word} ${first}` : `${word}s ${first} to ${last}`);
 
 /** Neighbors with the same passage as one. */
 function folded(neighbors) {

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 from running import RunningServer
-from texts import make_text
 
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus, Document
@@ -31,40 +30,41 @@ def client(web: RunningServer) -> Iterator[Client]:
         yield client
 
 
-WORDS = " ".join(make_text(3, 40 + 37 * 3).split()[:3])  # of a document
-
-
-@pytest.mark.parametrize(
-    ("query", "options"),
-    [(QUERY, {"k": 3}), (WORDS, {"store": "store", "by": "words", "k": 2}), (QUERY, {"documents": "doc-3.txt"})],
-)
-def test_passages_are_those_of_search(client: Client, lm: LanguageModel, query: str, options: dict[str, Any]) -> None:
-    rest = {name: value for name, value in options.items() if name != "store"}
-    places = lm.search(options.get("store"), query, **rest)
-    assert places
+@pytest.mark.parametrize("options", [{"k": 3}, {"store": "store", "by": "both", "k": 2}, {"documents": "doc-3.txt"}])
+def test_documents_are_the_passages_that_are_found(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
+    passages = lm.find_passages(QUERY, **options)
+    assert passages
     for source in (lm, client):
-        found = MemlmRetriever(source, **options).invoke(query)
-        assert [each.page_content for each in found] == [place.snippet for place in places]
-        for each, place in zip(found, places, strict=True):
-            assert each.metadata["datastore"] == place.store
-            for name in ("document_id", "title", "token_offset", "char_offset", "line"):
-                assert each.metadata[name] == getattr(place, name)
-            assert each.metadata["distance"] == pytest.approx(place.distance, rel=1e-3, abs=1e-3)
-            assert each.metadata["score"] == pytest.approx(place.weight, abs=1e-3)
+        found = MemlmRetriever(source, **options).invoke(QUERY)
+        assert [each.page_content for each in found] == [passage.text for passage in passages]
+        for each, passage in zip(found, passages, strict=True):
+            assert each.metadata["datastore"] == passage.store
+            for name in (
+                "document_id",
+                "title",
+                "headings",
+                "token_offset",
+                "first_line",
+                "last_line",
+                "place",
+                "also",
+            ):
+                assert each.metadata[name] == getattr(passage, name)
+            assert each.metadata["score"] == pytest.approx(passage.score, rel=1e-3)
         assert len({each.id for each in found}) == len(found)
 
 
 def test_a_passage_has_the_metadata_of_its_document(model_folder: Path, tmp_path: Path) -> None:
     """The names of the place win over a document's own."""
-    given = Document("a", "The gateway listens on port 9000.", metadata={"author": "Ada", "line": "none"})
+    given = Document("a", "The gateway listens on port 9000.", metadata={"author": "Ada", "first_line": "none"})
     build_index(model_folder, Corpus([given]), tmp_path / "notes", check="none")
     with load(model_folder, [tmp_path / "notes"]) as notes:
         for found in MemlmRetriever(notes, k=2).invoke("The gateway"):
-            assert (found.metadata["author"], found.metadata["line"]) == ("Ada", 1)
+            assert (found.metadata["author"], found.metadata["first_line"]) == ("Ada", 1)
 
 
 async def test_passages_can_be_awaited_from_every_source(web: RunningServer, client: Client, lm: LanguageModel) -> None:
-    wanted = [place.snippet for place in lm.search(None, QUERY, k=3)]
+    wanted = [each.text for each in lm.find_passages(QUERY, k=3)]
     async with AsyncClient(web.address) as awaited:
         for source in (lm, client, awaited):
             retriever = MemlmRetriever(source, k=3)

@@ -1,0 +1,106 @@
+"""A found passage names its place as a person would, and texts that are nearly the same count once."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from memlm.api.passages import Passage
+from memlm.data.corpus import Corpus, Document
+from memlm.indexing.build import add_to_index, build_index
+from memlm.language_model import LanguageModel, load
+from memlm.retrieval.found_passages import MOST_ALSO, are_nearly_same, runs_of
+
+GUIDE = "Before.\n\n# Guide\n\nIntro of the guide.\n\n## Creating branches\n\nA zebra makes a branch.\n"
+BOOK = "First.\n\nNothing here.\f# Second\n\nA zebra on two and\n\fon page three.\n\f\n# Last\n\nA gnu,\fa gnu."
+PASSAGE = Passage("s", "a", "a", 0, 9, "text", 1.0)
+
+
+@pytest.fixture
+def found(model_folder, tmp_path):
+    """Stores some documents, and finds passages of them."""
+    opened = list[LanguageModel]()
+
+    def find(*documents: Document, question: str = "zebra", **options) -> tuple[Passage, ...]:
+        if opened:
+            opened.pop().close()
+        store = tmp_path / f"store-{random.random()}"
+        build_index(model_folder, Corpus(list(documents[:2])), store, index="none", check="none")
+        if documents[2:]:
+            add_to_index(model_folder, Corpus(list(documents[2:])), store)
+        opened.append(load(model_folder, [store]))
+        return opened[0].find_passages(question, by="words", **options)
+
+    yield find
+    for each in opened:
+        each.close()
+
+
+def test_a_passage_has_the_headings_above_it(found):
+    (passage,) = found(Document("guide.md", GUIDE), k=1)
+    assert passage.headings == ("Guide", "Creating branches")
+    assert passage.text == "## Creating branches\n\nA zebra makes a branch."
+    assert (passage.first_line, passage.last_line, passage.place) == (7, 9, "guide.md:7-9")
+    (passage,) = found(Document("guide.html", GUIDE, metadata={"format": "html"}), k=1)
+    assert passage.place == "guide.html, Creating branches"
+    (passage,) = found(Document("guide.txt", GUIDE), k=1)
+    assert passage.headings == ()
+
+
+def test_a_title_and_headings_are_searched_with_the_text_below(found):
+    documents = Document("a.md", GUIDE.replace("zebra", "horse"), title="Okapi"), Document("b.md", "A branch.")
+    (passage,) = found(*documents, question="creating", k=1)
+    assert passage.headings[-1] == "Creating branches"
+    assert {each.document_id for each in found(*documents, question="okapi")} == {"a.md"}
+    first, *_ = found(*documents, question="guide horse")
+    assert "horse" in first.text
+
+
+@pytest.mark.parametrize(("form", "word"), [("pdf", "page"), ("pptx", "slide"), ("xlsx", "sheet")])
+def test_pages_are_counted_by_form_feeds_where_the_format_has_pages(found, form, word):
+    book = Document("book", BOOK, metadata={"format": form})
+    (passage,) = found(book, k=1)
+    assert (passage.first_page, passage.last_page, passage.place) == (2, 3, f"book, {word}s 2-3")
+    (passage,) = found(book, question="gnu", k=1)
+    assert (passage.first_page, passage.last_page, passage.place) == (4, 5, f"book, {word}s 4-5")
+    (passage,) = found(Document("one", "A zebra.", metadata={"format": form}), k=1)
+    assert passage.place == f"one, {word} 1"
+    (passage,) = found(Document("one", "\f\n\fA zebra.", metadata={"format": form}), k=1)
+    assert passage.place == f"one, {word} 3"
+    (passage,) = found(Document("book", BOOK), k=1)
+    assert (passage.first_page, passage.last_page) == (0, 0)
+
+
+def test_a_place_is_the_document_alone_where_no_more_is_known():
+    assert PASSAGE.place == "a"
+    assert replace(PASSAGE, first_line=3, last_line=3).place == "a:3"
+    assert replace(PASSAGE, metadata={"format": "mail"}, first_line=3).place == "a"
+    assert replace(PASSAGE, metadata={"format": ["html"]}, first_line=3).place == "a:3"
+
+
+def test_equal_and_nearly_equal_texts_count_once_and_name_their_places(found):
+    text = " ".join(f"word{number}" for number in range(60)) + " zebra"
+    copies = [Document(f"{number}", text) for number in range(4)]
+    nearly, other = Document("5", text.replace("word7 ", "WORD 7 ")), Document("6", text.replace("word1", "gnu"))
+    passages = found(*copies, nearly, other, k=2)
+    assert [each.document_id for each in passages] == ["0", "6"]
+    assert passages[0].also == ("1:1", "2:1", "3:1", "5:1")
+    assert passages[1].also == ()
+    (passage,) = found(*copies, nearly, other, k=1)
+    assert passage.also[:3] == ("1:1", "2:1", "3:1")
+    many = [Document(f"{number:02d}", text) for number in range(30)]
+    (passage,) = found(*many, k=5)
+    assert passage.also == tuple(f"{number:02d}:1" for number in range(1, 1 + MOST_ALSO))
+
+
+def test_texts_are_nearly_the_same_by_the_share_of_their_runs_of_words():
+    rng = random.Random(0)
+    assert runs_of("One two; three. Four") == {("one", "two", "three"), ("two", "three", "four")}
+    assert runs_of("a b") == {("a", "b")}
+    assert runs_of("") == {()}
+    for _ in range(300):
+        words = [f"w{number}" for number in range(rng.randint(1, 120))]
+        changed = [word if rng.random() > 0.02 else "other" for word in words][rng.randint(0, 3) :]
+        one, two = runs_of(" ".join(words)), runs_of(" ".join(changed))
+        assert are_nearly_same(one, two) == (len(one & two) / len(one | two) >= 0.9)
+        assert are_nearly_same(two, one) == are_nearly_same(one, two)
