@@ -27,7 +27,6 @@ from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PASSAGES_AT_ONCE, PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
-from memlm.index.store.derived.tables import DerivedTables
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
@@ -54,10 +53,18 @@ class ViewSearch(Protocol):
         """Finds the k nearest entries to each query."""
 
 
+class Made(Protocol):
+    """A derived file that is made piece by piece."""
+
+    is_complete: bool
+
+    def build(self) -> None: ...
+
+
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
-Tables = TypeVar("Tables", bound=DerivedTables[Any])
+Derived = TypeVar("Derived", bound=Made)
 
 SNIPPET_TOKENS = 12
 OTHERS_S = 0.2
@@ -194,10 +201,7 @@ class ModelStore:
 
     def whole_suffixes_of(self, segment: Segment) -> Steps[SegmentSuffixes]:
         """The complete suffix array of a segment. One that is missing is made, one piece a step."""
-        suffixes: SegmentSuffixes = yield Offload(partial(self.suffixes_of, segment))
-        while not suffixes.is_complete:
-            yield Offload(suffixes.build, is_long=True)
-        return suffixes
+        return (yield from _completed(partial(self.suffixes_of, segment)))
 
     def whole_cuts_of(self, segment: Segment) -> Steps[SegmentCuts]:
         """Where all passages of a segment begin. Its documents are cut some a step, where they are not yet."""
@@ -323,11 +327,11 @@ class ModelStore:
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
 
 
-def _completed(make: Callable[[], Tables]) -> Steps[Tables]:
-    tables: Tables = yield Offload(make)
-    while not tables.is_complete:
-        yield Offload(tables.build, is_long=True)
-    return tables
+def _completed(make: Callable[[], Derived]) -> Steps[Derived]:
+    derived: Derived = yield Offload(make)
+    while not derived.is_complete:
+        yield Offload(derived.build, is_long=True)
+    return derived
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

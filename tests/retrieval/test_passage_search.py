@@ -347,3 +347,12 @@ def test_the_first_words_of_a_long_question_are_looked_up(store, model_folder, m
     with load(model_folder, [store]) as lm:
         words = lm.find_passages(QUESTIONS[0], k=1)[0].text.split()[:3]
         assert lm.find_passages(" ".join(words)) == lm.find_passages(" ".join(words[:2]))
+
+
+def test_a_passage_behind_many_copies_is_found(model_folder, tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text("a memory, and another memory")
+    (tmp_path / "other.txt").write_text("the page has one memory of the end of a long stream")
+    build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        assert [each.document_id for each in lm.find_passages("memory", k=2)] == ["00.txt", "other.txt"]

@@ -166,7 +166,7 @@ class Block:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Turns what damaged arrays lead to into Corrupt."""
+        """Turns the errors of damaged arrays into Corrupt."""
         try:
             yield
         except (IndexError, ValueError) as error:
@@ -204,7 +204,7 @@ class Block:
         return self._checked(places[begin:end], counts[begin:end], frequency, float(bounds[row]))
 
     def norms_P(self, mean: float) -> Float64[np.ndarray, " P"]:
-        """What BM25 adds to a count below the line, where passages have `mean` terms on average."""
+        """The norm of each passage, which BM25 adds to a count, where passages have `mean` terms on average."""
         known, norms_P = self._norms
         if known != mean:
             norms_P = K1 * (1 - B + B * self.lengths_P / mean)
