@@ -27,7 +27,7 @@ from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
-from memlm.retrieval.found_passages import EXAMINED, EXAMINED_EACH, Found, first_distinct
+from memlm.retrieval.found_passages import Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
