@@ -266,8 +266,8 @@ def questions(
     path: Annotated[Path, typer.Argument(metavar="QUESTIONS", help="JSON Lines of question, answers, and files.")],
     model: options.Model,
     store: Annotated[list[Path], typer.Option("--store", "-s", metavar="STORE", help="Datastore folder. Repeatable.")],
-    by: Annotated[list[str] | None, typer.Option(help="Way of searching (default: words). Repeatable.")] = None,
-    encoder: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Encoder of passages, for meaning.")] = None,
+    by: Annotated[list[str] | None, typer.Option(help="Way of searching (default: auto). Repeatable.")] = None,
+    encoder: options.Encoder = "auto",
     json: options.Json = False,
 ) -> None:
     """Share of questions whose answer stands in the first 1, 3 and 8 passages that a search finds."""
@@ -275,7 +275,7 @@ def questions(
     from memlm.language_model import load
 
     with load(model, store, passage_encoder=encoder) as lm, ConsoleProgress() as progress:
-        figures = bench_questions(lm, questions_of(path), ways=by or ("words",), progress=progress)
+        figures = bench_questions(lm, questions_of(path), ways=by or ("auto",), progress=progress)
     if json:
         print_report(figures, repeats=1)
         return

@@ -34,11 +34,12 @@ from memlm.generation.batch import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
 from memlm.generation.sessions.sessions import Sessions
+from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import read_manifest
 from memlm.model.files.adapter_files import attach_adapters
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.files.encoder_files import EncoderCheckpoint, load_encoder
+from memlm.model.files.encoder_files import encoder_of
 from memlm.prompting.answers import stream_request
 from memlm.retrieval.store import ModelStore, ViewSearch
 
@@ -52,7 +53,7 @@ def load(
     attention_window: int | None = None,
     extended_attention: int | None = None,
     adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
-    passage_encoder: str | Path | None = None,
+    passage_encoder: str | Path | None = "auto",
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
@@ -63,16 +64,16 @@ def load(
     that texts and sessions have any length. With `extended_attention` too, each head also sees so many of the tokens
     that have left the window. `adapters` are folders, or folders by name, for the option `adapter` of `generate`,
     `chat` and `session`. `passage_encoder` is the folder of a BERT encoder, whose vectors find passages by meaning in
-    place of the model's keys. Raises NotFound where a folder is missing, Incompatible for a datastore of another model,
-    Corrupt for a damaged file, InvalidInput for a device that is not there.
+    place of the model's keys. auto is the installed one, if there is one, which its first use loads, and None is none.
+    Raises NotFound where a folder is missing, Incompatible for a datastore of another model, Corrupt for a damaged
+    file, InvalidInput for a device that is not there.
     """
     _check_folders(stores)
     checkpoint = load_checkpoint(
         model, dtype=dtype, device=device, attention_window=attention_window, extended_attention=extended_attention
     )
     attach_adapters(checkpoint, adapters)
-    encoder = None if passage_encoder is None else load_encoder(passage_encoder, device=device)
-    return LanguageModel(checkpoint, stores, passage_encoder=encoder)
+    return LanguageModel(checkpoint, stores, passage_encoder=encoder_of(passage_encoder, device=device))
 
 
 class LanguageModel:
@@ -85,7 +86,7 @@ class LanguageModel:
         sessions: Sessions | None = None,
         *,
         may_fail: Collection[str] = (),
-        passage_encoder: EncoderCheckpoint | None = None,
+        passage_encoder: PassageEncoder | None = None,
         shards: Sequence[str] = (),
         partial: bool = False,
     ) -> None:
@@ -280,7 +281,7 @@ class LanguageModel:
         *,
         store: str | None = None,
         k: int = 8,
-        by: str = "words",
+        by: str = "auto",
         documents: str | Sequence[str] = (),
         where: Mapping[str, str] | Sequence[str] = (),
         exclude_documents: str | Sequence[str] = (),
@@ -289,10 +290,11 @@ class LanguageModel:
         question, the best first. Passages of nearly the same text count once, and the best names the others.
 
         By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their vector and that of
-        the question: by the `passage_encoder` of `load`, or else the mean keys of the model. By `both`, by the sum of
-        reciprocal ranks. The first search of a datastore indexes its passages. `documents` are ids, folders or globs,
-        `where` is metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no datastore is loaded,
-        Incompatible for one without keys, unless it is searched by words or with an encoder.
+        the question: by the `passage_encoder` of `load`, or else the mean keys of the model. By `auto`, by the sum of
+        both where there is an encoder, and else by words: passages whose vectors `memlm index vectors` or a server has
+        not made yet count by their words. The first search of a datastore indexes its passages. `documents` are ids,
+        folders or globs, `where` is metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no
+        datastore is loaded, and Incompatible for one without keys that is searched by meaning without an encoder.
         """
         request = FindPassagesRequest.of(
             question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
@@ -305,15 +307,15 @@ class LanguageModel:
         passages: Sequence[Passage] | None = None,
         *,
         num_passages: int | None = None,
-        passages_by: str = "words",
+        passages_by: str = "auto",
         passage_stores: str | Sequence[str] = (),
         budget: int | None = None,
         mixture: bool = False,
         **options: Unpack[StreamOptions],
     ) -> Answer:
         """Answers a question from passages, the best first, by default from the `num_passages` that `find_passages`
-        finds: 1, or 4 for a model of a billion parameters and for a mixture. They are found `passages_by` words,
-        meaning or both, in `passage_stores`, by default in those of the options, or in all.
+        finds: 1, or 4 for a model of a billion parameters and for a mixture. They are found `passages_by` auto,
+        words or meaning, in `passage_stores`, by default in those of the options, or in all.
 
         The passages that fit into `budget` tokens (1,024, or what the context leaves) stand in the prompt, of a
         conversation where the model has a chat template. The model answers alone behind them, unless an option says how
@@ -331,7 +333,7 @@ class LanguageModel:
         passages: Sequence[Passage] | None = None,
         *,
         num_passages: int | None = None,
-        passages_by: str = "words",
+        passages_by: str = "auto",
         passage_stores: str | Sequence[str] = (),
         budget: int | None = None,
         mixture: bool = False,

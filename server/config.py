@@ -116,11 +116,11 @@ class ServerConfig:
             panel=MODEL,
         ),
     )
-    encoder: Path | None = field(
-        default=None,
+    encoder: str = field(
+        default="auto",
         metadata=option(
-            "BERT encoder whose vectors find passages by meaning, in place of the model's keys.", metavar="FOLDER",
-            default="the model's keys", panel=MODEL,
+            "BERT encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
+            metavar="FOLDER|auto|none", panel=MODEL,
         ),
     )  # fmt: skip
     adapters: tuple[AdapterFolder, ...] = field(

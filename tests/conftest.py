@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from memlm.indexing import checks
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig, device
+from memlm.model.files import catalog
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
 TIERS = ("unit", "server", "crash", "packaging", "exhaustive", "slow", "cluster", "benchmarks")
@@ -72,6 +74,14 @@ def in_float32_on_the_processor() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(device, "fastest_device", lambda: torch.device("cpu"))
         patched.setattr(device, "has_fast_bfloat16", lambda _: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_installed_encoder() -> Iterator[None]:
+    """Passages are found by words unless a test gives an encoder, whatever is installed. Servers get none by name."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(catalog, "MINILM", replace(catalog.MINILM, module="not_installed"))
         yield
 
 

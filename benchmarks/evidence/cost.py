@@ -30,7 +30,7 @@ DERIVED = (
     "cuts.sqlite",
     "passages.bin",
     "means.sqlite",
-    "vectors.sqlite",
+    "vectors.bin",
     "chunks.sqlite",
 )  # of a segment, for passages
 NOTHING: dict[str, Any] = {"context_cache": 0}  # of the text's own past

@@ -36,7 +36,7 @@ CURRENT = "CURRENT"
 SEGMENTS = "segments"
 JOURNAL = "building.json"
 # Beside a segment's files, from its tokens: no manifest names them.
-WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.bin", "vectors.sqlite", "suffixes.bin"
+WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.bin", "vectors.bin", "suffixes.bin"
 CUTS, MEANS, CHUNKS = "cuts.sqlite", "means.sqlite", "chunks.sqlite"
 DERIVED = (WORDS, CUTS, PASSAGES, MEANS, VECTORS, SUFFIXES, CHUNKS)
 # Of settings that were removed. Earlier versions wrote them into every store, and they change nothing now.

@@ -54,9 +54,10 @@ class FindPassagesRequest(Request[tuple[Passage, ...]]):
     )
     k: int = field(default=8, metadata=option("Passages to show."))
     by: PassagesBy = field(
-        default=PassagesBy.WORDS,
+        default=PassagesBy.AUTO,
         metadata=option(
-            "words: BM25. meaning: the model's mean state. both: their ranks.", metavar="words|meaning|both"
+            "words: BM25. meaning: vectors of the encoder. auto: both, or words without one.",
+            metavar="auto|words|meaning",
         ),
     )
     documents: tuple[str, ...] = field(default=(), metadata=DOCUMENTS_OPTION)
@@ -95,7 +96,7 @@ class FindPassagesRequest(Request[tuple[Passage, ...]]):
 class AnswerRequest(StreamRequest):
     """Answers a question from passages.
 
-    `passages` are given, the best first, or else `num_passages` are found, `passages_by` words, meaning or both, in
+    `passages` are given, the best first, or else `num_passages` are found, `passages_by` auto, words or meaning, in
     `passage_stores`, by default in the datastores of `retrieval`, or in all. None are 1, or 4 for a model of a billion
     parameters and for a mixture. `exclude_documents` holds for these passages too. Those that fit into `budget` tokens
     stand in the prompt. The model reads them alone: the neighbors of tokens are mixed in only if `retrieval` says how
@@ -110,10 +111,10 @@ class AnswerRequest(StreamRequest):
     passages: tuple[Passage, ...] = ()
     num_passages: int | None = field(default=None, metadata=NUM_PASSAGES_OPTION)
     passages_by: PassagesBy = field(
-        default=PassagesBy.WORDS,
+        default=PassagesBy.AUTO,
         metadata=option(
-            "words: BM25. meaning: the model's mean state. both: their ranks.", "--by", metavar="words|meaning|both",
-            panel=PASSAGES,
+            "words: BM25. meaning: vectors of the encoder. auto: both, or words without one.", "--by",
+            metavar="auto|words|meaning", panel=PASSAGES,
         ),
     )  # fmt: skip
     passage_stores: tuple[str, ...] = field(

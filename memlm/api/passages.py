@@ -27,9 +27,9 @@ NUM_PASSAGES_OPTION = option(
 class PassagesBy(StrEnum):
     """What a search for passages compares with the question."""
 
+    AUTO = "auto"  # its words, and its meaning where there is an encoder
     WORDS = "words"  # BM25
-    MEANING = "meaning"  # the mean state of the model
-    BOTH = "both"  # the ranks of these two
+    MEANING = "meaning"  # the vectors of the encoder, or the mean state of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Passage:
     above `text` and those with which it begins, the highest first. `first_line` and `last_line` are those of `text` in
     its document, from 1, and 0 where a caller gave the passage without them. `first_page` and `last_page` are those of
     a format with pages, slides or sheets, else 0. `also` are the places of passages of nearly the same text, which do
-    not count as results of their own. By words, `score` is BM25. By meaning, it is a cosine. By both, it is a sum of
-    reciprocal ranks.
+    not count as results of their own. By words, `score` is BM25. By meaning, it is a cosine. By auto, it is BM25 as
+    a share of its most plus a cosine, or BM25 where no passage has a vector.
     """
 
     store: str

@@ -87,16 +87,19 @@ def terms_of(text: str) -> list[str]:
 
 
 def forms_of(question: str) -> list[tuple[str, ...]]:
-    """The different words of a question, in their order, each as the terms that it may be in a passage."""
-    words = list[set[str]]()
+    """The different words of a question, in their order, each as the terms that it may be in a passage. Words that
+    share a term are one, and no term belongs to two words.
+    """
+    words, numbers = list[list[str]](), dict[str, int]()
     for run in question.split():
         for forms in zip(*(terms[run] for terms in _TERMS.values()), strict=True):
-            same = next((word for word in words if not word.isdisjoint(forms)), None)
-            if same is None:
-                words.append(set(forms))
-            else:
-                same.update(forms)
-    return [tuple(sorted(word)) for word in words]
+            number = next((numbers[form] for form in forms if form in numbers), len(words))
+            if number == len(words):
+                words.append([])
+            new = [form for form in dict.fromkeys(forms) if form not in numbers]
+            words[number] += new
+            numbers |= dict.fromkeys(new, number)
+    return [tuple(word) for word in words]
 
 
 def phrase_places(text: str, phrase: Sequence[str]) -> Iterator[tuple[int, int]]:

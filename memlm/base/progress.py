@@ -19,6 +19,7 @@ UNITS = {
     "evaluate index": "indexes",
     "learn tokens": "bytes",
     "make keys": "tokens",
+    "make vectors": "passages",
     "measure quality": "windows",
     "read": "bytes",
     "read texts": "tokens",

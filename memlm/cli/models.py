@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import subprocess
 import sys
@@ -49,6 +50,8 @@ def pull(
     out.print(shlex.join(command))
     if subprocess.run(command, check=False).returncode != 0:
         raise NotFound(f"pip did not install {MODELS[name].requirement}; its output says why", kind="model", name=name)
+    importlib.invalidate_caches()
+    MODELS[name].check()
     out.print(f"{name} is installed: {MODELS[name].require()}")
 
 

@@ -98,7 +98,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
     lines = [
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
-        *([f"  encoder     {config.encoder}: finds passages by meaning"] if config.encoder else []),
+        f"  encoder     {_encoder(config.encoder)}",
         *([f"  more in     {config.store_dir}: `memlm client datastore build` adds some"] if config.store_dir else []),
         f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
         f" {format_bytes(config.max_session_bytes)} of sessions",
@@ -122,3 +122,11 @@ def _without_passwords(config: ServerConfig) -> ServerConfig:
     """The settings without the user and password of a URL."""
     account, at, _ = urlsplit(config.otlp or "").netloc.rpartition("@")
     return replace(config, otlp=config.otlp.replace(account + at, "***@", 1)) if config.otlp and at else config
+
+
+def _encoder(encoder: str) -> str:
+    from memlm.model.files.catalog import NO_ENCODER, find_encoder
+
+    if encoder == "auto":
+        return NO_ENCODER if find_encoder(encoder) is None else "minilm: finds passages by meaning too"
+    return "none: passages are found by words" if encoder == "none" else f"{encoder}: finds passages by meaning too"

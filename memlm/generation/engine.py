@@ -30,9 +30,9 @@ from memlm.generation.remembering import entries_of, mean_key
 from memlm.generation.scoring import score_text
 from memlm.generation.sessions.files import SessionState
 from memlm.generation.sessions.sessions import Sessions
+from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
 from memlm.model.files.checkpoint import Checkpoint
-from memlm.model.files.encoder_files import EncoderCheckpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
@@ -55,7 +55,7 @@ class Engine:
         *,
         may_fail: Collection[str] = (),
         on_lost: OnLost = lambda store, document_ids: None,
-        passage_encoder: EncoderCheckpoint | None = None,
+        passage_encoder: PassageEncoder | None = None,
         search: ViewSearch = search_views,
     ) -> None:
         """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors."""
@@ -191,13 +191,11 @@ class Engine:
         """
         names: Sequence[str | None] = stores or [request.store]
         searched = self._searched(*names)
-        question_D, encoder = None, self.passage_encoder
-        if request.by is PassagesBy.WORDS:
-            encoder = None
-        elif encoder is not None:
+        question_D, encoder = None, None if request.by is PassagesBy.WORDS else self.passage_encoder
+        if encoder is not None:
             vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
             question_D = vectors_1D[0]
-        else:
+        elif request.by is PassagesBy.MEANING:
             spec = next((store.snapshot.manifest.spec for store in searched if store.snapshot.is_keyed), None)
             question_D = None if spec is None else (yield from mean_key(self.checkpoint, spec, request.question))
         return (yield from find_passages(searched, request, question_D, encoder))

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 from memlm.api.datastores import DeleteReport, RememberReport, StoreInfo
 from memlm.api.params import RetrievalParams
 from memlm.base.lists import items_of
+from memlm.base.steps import run_steps
 from memlm.errors import (
     AlreadyExists,
     Corrupt,
@@ -33,6 +34,7 @@ from memlm.errors import (
     Unavailable,
     check_kind,
 )
+from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import Pointer, StoreSpec, read_pointer
 from memlm.index.store.small_segments import NewEntries
@@ -239,6 +241,17 @@ class LoadedStores:
                 opened.has_remembered = False  # first: documents may be remembered meanwhile
                 if opened.datastore.merge_small():
                     opened.has_remembered = True
+
+    def make_vectors(self, encoder: PassageEncoder) -> bool:
+        """Makes the vectors of some passages that have none. Returns False if there are none that this process may
+        make. Thread-safe.
+        """
+        for store in tuple(self._stores.values()):
+            if (opened := store.opened) is not None:
+                for segment in opened.snapshot.segments:
+                    if run_steps(opened.vectors_of(segment, encoder)).build():
+                        return True
+        return False
 
     def _moves_to(self, newer: Snapshot, store: LoadedStore | None, opened: ModelStore) -> tuple[Move, ...]:
         """The steps that switch all that is open of a folder to a commit that one datastore made."""

@@ -33,7 +33,7 @@ class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not
     source: SkipValidation[Any]
     store: str | None = None
     k: int = 8
-    by: str | None = None
+    by: str = "auto"
     documents: str | Sequence[str] = ()
     where: Mapping[str, str] | Sequence[str] = ()
     _in_use: Lock = PrivateAttr(default_factory=Lock)
@@ -65,8 +65,7 @@ class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not
 
     @property
     def _options(self) -> dict[str, Any]:
-        options = {name: getattr(self, name) for name in ("store", "k", "documents", "where")}
-        return options if self.by is None else {**options, "by": self.by}
+        return {name: getattr(self, name) for name in ("store", "k", "by", "documents", "where")}
 
 
 def document_of(passage: Passage) -> Document:

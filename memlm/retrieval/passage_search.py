@@ -1,16 +1,17 @@
 """A question -> the passages of datastores that are likeliest to answer it.
 
 By words, passages are ranked by BM25. By meaning, they are ranked by the vectors of an encoder, or by the mean of the
-model's keys. By both, their ranks in these two orders are joined (reciprocal rank fusion, Cormack et al. 2009). All
-figures are over the passages that are live, in all segments and datastores together. So the result is that of one
-datastore, built from the live documents.
+model's keys. By auto, both scores are added where there is an encoder, and a passage whose vector is not made yet is
+found by its words. All figures are over the passages that are live, in all segments and datastores together. So the
+result is that of one datastore, built from the live documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
@@ -19,19 +20,23 @@ from memlm.api.answers import FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
 from memlm.base.phrases import forms_of
 from memlm.base.steps import Offload, Steps
-from memlm.index.store.derived.bm25 import Searched, best_passages, scores_of
+from memlm.index.store.derived.bm25 import Searched, best_passages, most_of, scores_of
 from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
-from memlm.retrieval.found_passages import EXAMINED, EXAMINED_EACH, Found, first_distinct
+from memlm.retrieval.found_passages import Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
 
 MOST_WORDS = 500  # different words of a question that are looked up
-FUSION_RANK = 60  # added to each rank, so that the first few differ little
+SPARE = 8  # passages that are found beside those that are wanted, since some have nearly the same text
+COSINE_WEIGHT = 1.0  # beside BM25 as a share of its most: benchmarks/log/2026-11-28-passages-by-meaning.md
+
+# Takes how many of the best passages are wanted, and returns their numbers and scores, best first.
+BestOf: TypeAlias = Callable[[int], tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class _Part:
     segment: Segment
     passages: SegmentPassages
     means: SegmentMeans | None = None
-    vectors_PD: Float32[np.ndarray, "P D"] | None = None
+    vectors_FD: Float32[np.ndarray, "F D"] | None = None  # of the first F passages
 
     @property
     def live_P(self) -> Bool[np.ndarray, " P"]:
@@ -63,15 +68,15 @@ def find_passages(
     encoder: PassageEncoder | None = None,
 ) -> Steps[tuple[Passage, ...]]:
     """Finds the k best passages. `question_D` is the mean key of the question, or its vector by the `encoder`, None for
-    a search by words.
+    a search by words, as one by auto is without an encoder.
 
     The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
-    next one. Raises NotFound for a name in `exclude_documents` that stands for no document, and Incompatible for a
-    datastore without keys, unless it is searched by words or with an encoder.
+    next one. Vectors are waited for by meaning alone. Raises NotFound for a name in `exclude_documents` that stands for
+    no document, and Incompatible for a datastore without keys that is searched by meaning without an encoder.
     """
     if request.by is PassagesBy.WORDS:
         encoder = None
-    elif encoder is None:
+    elif encoder is None and request.by is PassagesBy.MEANING:
         for store in stores:
             store.snapshot.check_searchable(store.name)
     while True:
@@ -81,12 +86,14 @@ def find_passages(
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
                 passages = yield from store.whole_passages_of(segment)
-                means = vectors_PD = None
+                means = vectors_FD = None
                 if encoder is not None:
-                    vectors_PD = (yield from store.whole_vectors_of(segment, encoder)).vectors_PD
-                elif request.by is not PassagesBy.WORDS:
+                    waits = request.by is PassagesBy.MEANING
+                    vectors_of = store.whole_vectors_of if waits else store.known_vectors_of
+                    vectors_FD = (yield from vectors_of(segment, encoder)).vectors_PD
+                elif request.by is PassagesBy.MEANING:
                     means = yield from store.whole_means_of(segment)
-                parts.append(_Part(store, segment, passages, means, vectors_PD))
+                parts.append(_Part(store, segment, passages, means, vectors_FD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
@@ -110,16 +117,6 @@ def cosines(
     return np.concatenate(scores)
 
 
-def fused(orders: Sequence[Int64[np.ndarray, " R"]], num_passages: int) -> Float64[np.ndarray, " P"]:
-    """Joins orders of passages, each best first: the sum of 1 / (60 + rank), with ranks from 1. A passage that an
-    order lacks gets nothing from it.
-    """
-    scores_P = np.zeros(num_passages)
-    for order_R in orders:
-        scores_P[order_R] += 1 / (FUSION_RANK + 1 + np.arange(len(order_R)))
-    return scores_P
-
-
 def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
     snapshots = [store.snapshot for store in stores]
     return [*map(exclusion_of(excluded, stores).view_of, snapshots)] if excluded else snapshots
@@ -132,56 +129,95 @@ def _found(
     if not parts:
         return ()
     words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
-    if request.by is PassagesBy.WORDS:
-        return _distinct_by_words(parts, searched, words, request.k)
+    has_vectors = any(part.vectors_FD is not None and len(part.vectors_FD) for part in parts)
+    if request.by is PassagesBy.WORDS or (request.by is PassagesBy.AUTO and not has_vectors):
+        return first_distinct(_in_order(parts, partial(best_passages, searched, words), request.k), request.k)
+    assert question_D is not None
     live = [part.live_P for part in parts]
     live_P = wanted_P = np.concatenate(live)
     if request.only:
         wanted_P = live_P & np.concatenate([each.wanted_P for each in searched])
-    scores = dict[PassagesBy, np.ndarray]()
-    orders = dict[PassagesBy, np.ndarray]()
-    if request.by is PassagesBy.BOTH:
-        scores_P = scores[PassagesBy.WORDS] = scores_of(searched, words, np.arange(len(live_P)))
-        orders[PassagesBy.WORDS] = _best_first(scores_P, wanted_P & (scores_P > 0))
-    assert question_D is not None
-    if any(part.vectors_PD is None for part in parts):
-        scores_P = cosines(question_D, [part.means.keys_PD for part in parts if part.means], live)
-    else:  # vectors of length 1, which were learnt to be compared as they are
-        scores_P = np.concatenate([part.vectors_PD @ question_D for part in parts]).astype(np.float64)
-    scores[PassagesBy.MEANING] = scores_P
-    orders[PassagesBy.MEANING] = _best_first(scores_P, wanted_P)
-    if request.by is PassagesBy.BOTH:
-        scores_P = scores[PassagesBy.BOTH] = fused(list(orders.values()), len(live_P))
-        orders[PassagesBy.BOTH] = _best_first(scores_P, scores_P > 0)
-    order_R = orders[request.by]
-    return first_distinct(_in_order(parts, order_R, scores[request.by][order_R]), request.k)
+    if any(part.means is not None for part in parts):
+        cosines_P = cosines(question_D, [part.means.keys_PD for part in parts if part.means], live)
+    else:
+        cosines_P = _vector_cosines(parts, question_D)
+    best: BestOf
+    if request.by is PassagesBy.AUTO:
+        best = partial(_best_by_both, searched, words, cosines_P, live_P, wanted_P)
+    else:
+        best = partial(_best_by_score, cosines_P, wanted_P)
+    return first_distinct(_in_order(parts, best, request.k), request.k)
 
 
-def _distinct_by_words(
-    parts: Sequence[_Part], searched: Sequence[Searched], words: Sequence[Sequence[str]], k: int
-) -> tuple[Passage, ...]:
-    """The k best passages, of which copies count once. Many are looked at only where that takes them."""
-    found: tuple[Passage, ...] = ()
-    for most in (2 * k, EXAMINED + EXAMINED_EACH * k):
-        places_R, scores_R = best_passages(searched, words, most)
-        found = first_distinct(_in_order(parts, places_R, scores_R), k)
-        if len(found) == k or len(places_R) < most:
-            break
-    return found
+def _in_order(parts: Sequence[_Part], best: BestOf, k: int) -> Iterator[Found]:
+    """Yields all passages that a search finds, best first. It finds about k, and more where these are not enough."""
+    ends, done, wanted = np.cumsum([len(part.passages) for part in parts]), 0, 2 * k + SPARE
+    while True:
+        places_K, scores_K = best(wanted)
+        for place, score in zip(places_K[done:].tolist(), scores_K[done:].tolist(), strict=True):
+            number = int(np.searchsorted(ends, place, side="right"))
+            part, within = parts[number], place - int(ends[number]) + len(parts[number].passages)
+            yield Found(part.store, part.segment, part.passages.cuts, within, score)
+        if len(places_K) < wanted:
+            return
+        done, wanted = wanted, 4 * wanted
 
 
-def _in_order(
-    parts: Sequence[_Part], places_R: Int64[np.ndarray, " R"], scores_R: Float64[np.ndarray, " R"]
-) -> Iterator[Found]:
-    """The passages at some places among those of all parts, with their scores."""
-    ends = np.cumsum([len(part.passages) for part in parts])
-    for place, score in zip(places_R.tolist(), scores_R.tolist(), strict=True):
-        number = int(np.searchsorted(ends, place, side="right"))
-        part, within = parts[number], place - int(ends[number]) + len(parts[number].passages)
-        yield Found(part.store, part.segment, part.passages.cuts, within, score)
+def _best_by_both(
+    searched: Sequence[Searched],
+    words: Sequence[Sequence[str]],
+    cosines_P: Float64[np.ndarray, " P"],
+    live_P: Bool[np.ndarray, " P"],
+    wanted_P: Bool[np.ndarray, " P"],
+    k: int,
+) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+    """The k passages with the largest sums of BM25, as a share of its most, and COSINE_WEIGHT x cosine, and these sums.
+    A cosine that is not known (NaN) counts as the mean of those of live passages that are.
+    """
+    is_known_P = np.isfinite(cosines_P)
+    known = cosines_P[is_known_P & live_P]
+    by_meaning_P = COSINE_WEIGHT * np.where(is_known_P, cosines_P, known.mean() if len(known) else 0.0)
+    most = max(most_of(searched, words), 1e-9)
+    first_K, scores_K = best_passages(searched, words, k)
+
+    def sums(places_C: Int64[np.ndarray, " C"]) -> Float64[np.ndarray, " C"]:
+        return scores_of(searched, words, places_C) / most + by_meaning_P[places_C]
+
+    # Words add at most as much as to the passage that they rank first. With that, most cannot be among the best.
+    some = np.union1d(first_K, _best(by_meaning_P, wanted_P & is_known_P, k))
+    floor = np.partition(sums(some), -k)[-k] if len(some) >= k else -np.inf
+    bound_P = by_meaning_P + scores_K.max(initial=0.0) / most + 1e-9
+    places_C = np.flatnonzero(wanted_P & (bound_P >= floor))
+    sums_C = sums(places_C)
+    is_found_C = is_known_P[places_C] | (sums_C > by_meaning_P[places_C])
+    best = _best(sums_C, is_found_C, k)
+    return places_C[best], sums_C[best]
 
 
-def _best_first(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"]) -> Int64[np.ndarray, " R"]:
-    """The wanted passages by their scores. Equal ones keep the order of the documents."""
+def _vector_cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:
+    """Compares all passages with the question by their vectors, NaN for those without one. They have the length 1, and
+    were learnt to be compared as they are.
+    """
+    cosines_P, first = np.full(sum(len(part.passages) for part in parts), np.nan), 0
+    for part in parts:
+        assert part.vectors_FD is not None
+        cosines_P[first : first + len(part.vectors_FD)] = part.vectors_FD @ question_D
+        first += len(part.passages)
+    return cosines_P
+
+
+def _best_by_score(
+    scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"], k: int
+) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+    best_K = _best(scores_P, wanted_P, k)
+    return best_K, scores_P[best_K]
+
+
+def _best(scores_P: Float64[np.ndarray, " P"], wanted_P: Bool[np.ndarray, " P"], k: int) -> Int64[np.ndarray, " K"]:
+    """The k best of the wanted passages. Equal ones keep the order of the documents."""
     places_R = np.flatnonzero(wanted_P)
-    return places_R[np.argsort(-scores_P[places_R], kind="stable")]
+    lows_R = -scores_P[places_R]
+    if k < len(places_R):  # sorting all of a million takes a tenth of a second
+        near_R = lows_R <= np.partition(lows_R, k - 1)[k - 1]
+        places_R, lows_R = places_R[near_R], lows_R[near_R]
+    return places_R[np.argsort(lows_R, kind="stable")[:k]]

@@ -24,10 +24,9 @@ from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.key_means import SegmentMeans
-from memlm.index.store.derived.passage_vectors import PassageEncoder, SegmentVectors
+from memlm.index.store.derived.passage_vectors import PASSAGES_AT_ONCE, PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
-from memlm.index.store.derived.tables import DerivedTables
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
@@ -54,12 +53,21 @@ class ViewSearch(Protocol):
         """Finds the k nearest entries to each query."""
 
 
+class Made(Protocol):
+    """A derived file that is made piece by piece."""
+
+    is_complete: bool
+
+    def build(self) -> None: ...
+
+
 # Takes a datastore's name and the documents that it lost in a switch to another snapshot (None: unknown).
 OnLost: TypeAlias = Callable[[str, Sequence[str] | None], None]
 
-Tables = TypeVar("Tables", bound=DerivedTables[Any])
+Derived = TypeVar("Derived", bound=Made)
 
 SNIPPET_TOKENS = 12
+OTHERS_S = 0.2
 MARK_TOKENS = 128
 MARKED_DOCUMENTS = 1024
 
@@ -195,10 +203,7 @@ class ModelStore:
 
     def whole_suffixes_of(self, segment: Segment) -> Steps[SegmentSuffixes]:
         """The complete suffix array of a segment. One that is missing is made, one piece a step."""
-        suffixes: SegmentSuffixes = yield Offload(partial(self.suffixes_of, segment))
-        while not suffixes.is_complete:
-            yield Offload(suffixes.build, is_long=True)
-        return suffixes
+        return (yield from _completed(partial(self.suffixes_of, segment)))
 
     def whole_cuts_of(self, segment: Segment) -> Steps[SegmentCuts]:
         """Where all passages of a segment begin. Its documents are cut some a step, where they are not yet."""
@@ -218,13 +223,27 @@ class ModelStore:
         make = partial(self._segment_means.get, segment, lambda: SegmentMeans(path, segment, cuts))
         return (yield from _completed(make))
 
-    def whole_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
-        """An encoder's vectors of all passages of a segment. They are encoded some a step, where they are not yet. A
-        store has one encoder.
-        """
+    def vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
+        """An encoder's vectors of the first passages of a segment. A store has one encoder."""
         cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
         make = partial(self._segment_vectors.get, segment, lambda: SegmentVectors(path, segment, cuts, encoder))
-        return (yield from _completed(make))
+        vectors: SegmentVectors = yield Offload(make)
+        return vectors
+
+    def whole_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
+        """The vectors of all passages of a segment. They are encoded some a step, where they are not yet."""
+        vectors = yield from self.vectors_of(segment, encoder)
+        while not vectors.is_complete:
+            if not (yield Offload(vectors.build, is_long=True)):
+                yield Offload(partial(time.sleep, OTHERS_S), is_long=True)  # another process makes them
+        return vectors
+
+    def known_vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:
+        """The vectors that are there, with those that take a moment."""
+        vectors = yield from self.vectors_of(segment, encoder)
+        if 0 < len(vectors) - len(vectors.vectors_PD) <= PASSAGES_AT_ONCE:
+            yield Offload(vectors.build, is_long=True)
+        return vectors
 
     def passage_after(self, view: Snapshot, text: Sequence[int], least: int) -> Passage | None:
         """Finds the longest end of a text that stands in a document of a view and goes on there, of at least `least`
@@ -310,11 +329,11 @@ class ModelStore:
         return np.concatenate([np.zeros((1, 2), np.int64), blocks.cumsum(axis=0)])
 
 
-def _completed(make: Callable[[], Tables]) -> Steps[Tables]:
-    tables: Tables = yield Offload(make)
-    while not tables.is_complete:
-        yield Offload(tables.build, is_long=True)
-    return tables
+def _completed(make: Callable[[], Derived]) -> Steps[Derived]:
+    derived: Derived = yield Offload(make)
+    while not derived.is_complete:
+        yield Offload(derived.build, is_long=True)
+    return derived
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

@@ -36,7 +36,8 @@ class Rights:
         self._names_by_path = {
             path: stores.display_name(given) for given in config.stores for path in _spellings(given)
         }
-        for given in filter(None, (config.model, config.encoder)):
+        encoders = [] if config.encoder in ("auto", "none") else [Path(config.encoder)]
+        for given in (config.model, *encoders):
             self._names_by_path |= dict.fromkeys(_spellings(given), given.name)
         paths = sorted({*self._folders, *self._names_by_path}, key=len, reverse=True)
         self._path_pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, paths))})(/|(?![\w-]|\.\w))")

@@ -124,7 +124,7 @@ def _request(body: Mapping[str, Any], form: AnswerForm) -> AnswerRequest:
         return AnswerRequest(
             body["question"],
             tuple(_passage(each) for each in body.get("passages", ())),
-            passages_by=PassagesBy(body.get("passages_by", PassagesBy.WORDS)),
+            passages_by=PassagesBy(body.get("passages_by", PassagesBy.AUTO)),
             passage_stores=tuple(body.get("passage_stores", ())),
             **options,
             **request_fields(body, body.get("max_tokens"), form),

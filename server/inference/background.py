@@ -32,6 +32,10 @@ class BackgroundTasks:
         self._tasks: list[tuple[ActiveRequest, Future[Any], Callable[[Any], Any]]] = []
         self._refresh: Future[PendingRefresh] | None = None
         self._merge: Future[None] | None = None
+        self._encoder = engine.passage_encoder
+        self._embedder = ThreadPoolExecutor(1, "embedder")
+        self._vectors: Future[bool] | None = None
+        self.misses_vectors = self._encoder is not None  # as far as is known
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -75,6 +79,18 @@ class BackgroundTasks:
             store.opened is not None and store.opened.has_remembered for store in self._stores
         ):
             self._merge = self._deleter.submit(self._stores.merge_small)
+
+    def make_vectors(self) -> None:
+        """Makes the vectors of some passages that have none, unless some are being made. To be called in an idle
+        moment: a request that comes meanwhile shares the processor for a fifth of a second.
+        """
+        if self._encoder is None or (self._vectors is not None and not self._vectors.done()):
+            return
+        if self._vectors is not None:
+            if error := self._vectors.exception():
+                log.warning("the vectors of passages were not made: %s", error)
+            self.misses_vectors = error is None and self._vectors.result()
+        self._vectors = self._embedder.submit(self._stores.make_vectors, self._encoder)
 
     def finish_refresh(self) -> None:
         """Switches to the new versions that were found."""

@@ -24,6 +24,7 @@ from memlm.generation.sessions.names import SessionNames
 from memlm.generation.sessions.sessions import Sessions
 from memlm.index.store.exclusion import search_views
 from memlm.model.files.adapter_files import attach_adapters
+from memlm.model.files.catalog import find_encoder
 from memlm.model.files.checkpoint import load_checkpoint
 from memlm.model.files.encoder_files import load_encoder
 from memlm.retrieval.store import OnLost, ViewSearch
@@ -162,7 +163,8 @@ def _load_model(
         names=names,
     )
     dtype = config.dtype if config.dtype in ENCODER_DTYPES else "auto"
-    encoder = None if config.encoder is None else load_encoder(config.encoder, dtype=dtype, device=config.device)
+    folder = find_encoder(config.encoder)
+    encoder = None if folder is None else load_encoder(folder, dtype=dtype, device=config.device)
     return Engine(
         checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
     )

@@ -85,6 +85,7 @@ class Worker:
                     else:
                         self._accept(ActiveRequest(message))
                 self._finish_background_tasks()
+                self._use_idle_moment()
                 self._resume_offloaded()
                 self._expire()
                 self._admit()
@@ -101,7 +102,9 @@ class Worker:
         """How long the loop may sleep until a message comes."""
         if any(active.is_ready for active in self._running):
             return 0.0
-        return OFFLOAD_POLL_S if self._offloaded else BACKGROUND_POLL_S if self._background else HEARTBEAT_S
+        if self._offloaded:
+            return OFFLOAD_POLL_S
+        return BACKGROUND_POLL_S if self._background or self._background.misses_vectors else HEARTBEAT_S
 
     def _accept(self, active: ActiveRequest) -> None:
         """Takes the first step of a request. A request with more steps waits to be admitted."""
@@ -251,6 +254,11 @@ class Worker:
         self._running.remove(active)
         self._running.append(active)
         self._advance(active)
+
+    def _use_idle_moment(self) -> None:
+        """Makes vectors of passages while no request is there."""
+        if not self._active:
+            self._background.make_vectors()
 
     def _send_heartbeat(self) -> None:
         """Every HEARTBEAT_S, proves that the loop iterates, and does the housekeeping of an idle moment."""

@@ -13,7 +13,7 @@ from memlm.index.store.derived.text_cuts import Cut, Cutter
 FRAGMENTS = [
     "# One\n", "## Two ##\n", "### Three\n", "\n", "\n\n", "A sentence here. ", "Another one! ", "e.g. this  and, ",
     "- item one\n", "* item\n", "12. number ", "```\n", "```py\n", "~~~\n", "| a | b |\n", "| c. D | d |\n",
-    "    code line;\n", "Title\n=====\n", "=====\nOver\n=====\n", "Sub\n---\n", "\f", "word ", "Wörter über ",
+    "    code line;\n", "Title\n=====\n", "=====\nOver\n=====\n", "Sub\n---\n", "\f", "word ", "Wörter über ", "über ",
     "東京は大きい。", "京都", "x" * 30, " ", "  ", "\t", "\r\n", "# ", "#", "---\n", "🙂",
 ]  # fmt: skip
 
@@ -130,9 +130,7 @@ def test_sentences_are_whole_where_the_limit_allows():
         assert any(passage.endswith(each) for each in (*sentences, '"Yes!"'))
 
 
-@pytest.mark.parametrize(
-    "piece", ["x", " ", "\n", "\f", "# a\n", "```", "\f```x", "x\f===", "=\n", "- ", "a. ", "|", "\u0301"]
-)
+@pytest.mark.parametrize("piece", ["x", " ", "\n", "\f", "# a\n", "```", "\f```x", "=\n", "- ", "a. ", "|", "\u0301"])
 def test_a_text_of_one_sign_has_no_passages_of_a_few_tokens(piece):
     tokens = tokens_of(piece * (20_000 // len(piece)), (1,))
     assert len(tokens.cuts(100, markdown=True)) <= len(tokens.pieces) // 38
@@ -141,3 +139,8 @@ def test_a_text_of_one_sign_has_no_passages_of_a_few_tokens(piece):
 def test_no_sentence_ends_before_a_small_letter():
     text = "The first of two sentences is cut near its end, i.e.  where it has no point. The second one follows it."
     assert stripped(text, 25) == [text[: text.index("The second")].strip(), text[text.index("The second") :]]
+
+
+def test_a_page_ends_a_passage_unless_a_sentence_goes_on():
+    text = "On one.\fOn two.\n\n\f\nOn three, which\féndet hier.\f# Four\f# Five\n\nOn five."
+    assert stripped(text) == ["On one.", "On two.", "On three, which\féndet hier.", "# Four\f# Five\n\nOn five."]

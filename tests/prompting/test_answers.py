@@ -300,7 +300,7 @@ def test_wrong_names_of_datastores_are_refused(names, says):
     ],
 )
 def test_a_request_goes_with_nothing_else(passages, settings, options, named):
-    request, plain = AnswerRequest("why?"), passage_settings(None, "words", (), None, mixture=False)
+    request, plain = AnswerRequest("why?"), passage_settings(None, "auto", (), None, mixture=False)
     assert AnswerRequest.of(request, None, plain, {}) is request
     with pytest.raises(InvalidInput, match=f"takes no options; put {named} into it"):
         AnswerRequest.of(request, passages, {**plain, **settings}, options)

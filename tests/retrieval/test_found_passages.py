@@ -12,7 +12,7 @@ from memlm.language_model import LanguageModel, load
 from memlm.retrieval.found_passages import MOST_ALSO, are_nearly_same, runs_of
 
 GUIDE = "Before.\n\n# Guide\n\nIntro of the guide.\n\n## Creating branches\n\nA zebra makes a branch.\n"
-BOOK = "The first page.\n\nNothing here.\f# Second\n\nA zebra on two.\n\fPage three.\n\f\n# Last\n\nA gnu.\fA gnu."
+BOOK = "First.\n\nNothing here.\f# Second\n\nA zebra on two and\n\fon page three.\n\f\n# Last\n\nA gnu,\fa gnu."
 PASSAGE = Passage("s", "a", "a", 0, 9, "text", 1.0)
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from memlm.index.store.manifest import CUTS, PASSAGES
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval import passage_search
-from memlm.retrieval.passage_search import fused
 
 QUESTIONS = ["the memory of the model of the page", "Page; and, IT", "what does a stream end with?", "zebra crossing"]
 LIMIT = 40
@@ -102,7 +100,7 @@ def check_words(lm: LanguageModel, question: str) -> None:
 def test_words_are_ranked_by_bm25_over_the_texts(store, model_folder, question):
     with load(model_folder, [store]) as lm:
         check_words(lm, question)
-        some = lm.find_passages(question, k=3)  # by words, unless asked otherwise
+        some = lm.find_passages(question, k=3)  # by auto, which is by words without an encoder
         assert some == lm.find_passages(question, by="words", k=1000)[:3]
         assert bool(some) == (question != "zebra crossing")
     (file,) = store.glob(f"segments/*/{PASSAGES}")
@@ -161,19 +159,6 @@ def test_meaning_is_the_cosine_of_centered_mean_keys(store, model_folder):
         assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
 
 
-def test_both_joins_the_two_orders_by_reciprocal_ranks(store, model_folder):
-    with load(model_folder, [store]) as lm:
-        orders = [places(lm.find_passages("the page", by=by, k=1000)) for by in ("words", "meaning")]
-        scores = Counter[tuple[str, int]]()
-        for order in orders:
-            for rank, place in enumerate(order, 1):
-                scores[place] += 1 / (60 + rank)
-        found = lm.find_passages("the page", k=1000, by="both")
-        assert {place: each.score for place, each in zip(places(found), found, strict=True)} == pytest.approx(scores)
-        assert places(found)[0] == max(scores, key=lambda place: scores[place])
-    assert fused([np.array([2, 0])], 3).tolist() == pytest.approx([1 / 62, 0, 1 / 61])
-
-
 def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
     for number in range(40):
         (tmp_path / f"{number:02d}.txt").write_text(f"the memory {number:02d}" if number % 3 else "a page")
@@ -191,7 +176,7 @@ def test_filters_choose_documents_and_change_no_score(store, model_folder):
         assert 0 < len(some) < len(everything)
 
 
-@pytest.mark.parametrize("by", ["words", "meaning", "both"])
+@pytest.mark.parametrize("by", ["words", "meaning"])
 def test_excluded_and_deleted_documents_count_nowhere(store, model_folder, corpus_folder, tmp_path, by):
     for number in (0, 2, 4, 6):
         shutil.copy(corpus_folder / f"doc-{number}.txt", tmp_path)
@@ -240,7 +225,7 @@ def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(sto
         assert (found.text, found.num_tokens) == ("the xylophone of a memory", len(lm.tokenize(found.text)))
         lm.delete_documents(["note"])
         assert not lm.find_passages("xylophone", by="words")
-        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="both")}
+        assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="meaning")}
     term = hash_of(*terms_of("xylophone")).to_bytes(8, "little")
     assert term in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
     compact(store, purge=True)
@@ -339,9 +324,9 @@ def test_a_store_without_keys_is_searched_by_words_alone(model_folder, corpus_fo
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none", check="none")
     with load(model_folder, [tmp_path / "drafts"]) as lm:
         assert lm.find_passages("the memory", by="words")
-        for by in ("meaning", "both"):
-            with pytest.raises(Incompatible, match="keys"):
-                lm.find_passages("the memory", by=by)
+        assert lm.find_passages("the memory") == lm.find_passages("the memory", by="words")
+        with pytest.raises(Incompatible, match="keys"):
+            lm.find_passages("the memory", by="meaning")
 
 
 def test_wrong_requests_are_refused(lm, model_folder):
@@ -362,3 +347,12 @@ def test_the_first_words_of_a_long_question_are_looked_up(store, model_folder, m
     with load(model_folder, [store]) as lm:
         words = lm.find_passages(QUESTIONS[0], k=1)[0].text.split()[:3]
         assert lm.find_passages(" ".join(words)) == lm.find_passages(" ".join(words[:2]))
+
+
+def test_a_passage_behind_many_copies_is_found(model_folder, tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text("a memory, and another memory")
+    (tmp_path / "other.txt").write_text("the page has one memory of the end of a long stream")
+    build_index(model_folder, Corpus([tmp_path]), tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"]) as lm:
+        assert [each.document_id for each in lm.find_passages("memory", k=2)] == ["00.txt", "other.txt"]

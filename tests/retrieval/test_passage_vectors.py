@@ -1,22 +1,32 @@
 """An encoder's vectors rank passages in place of the model's keys, and are made once."""
 
+import errno
+import json
+import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from encoders import save_bert
+from encoders import encoder_tokenizer, save_bert
 from typer.testing import CliRunner
 
+from memlm.base.steps import run_steps
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus
 from memlm.errors import Incompatible, InvalidInput
+from memlm.index.store.compaction import compact
+from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived import cuts, passage_vectors
+from memlm.index.store.derived.cuts import SegmentCuts
+from memlm.index.store.derived.passage_vectors import HEADER_BYTES, SegmentVectors
 from memlm.index.store.manifest import PASSAGES, VECTORS
-from memlm.indexing.build import build_index
+from memlm.indexing import vectors as vectors_module
+from memlm.indexing.build import add_to_index, build_index
+from memlm.indexing.vectors import make_vectors
 from memlm.language_model import LanguageModel, load
 from memlm.model.files.encoder_files import load_encoder
-from memlm.retrieval.passage_search import fused
+from memlm.retrieval.passage_search import COSINE_WEIGHT
 
 QUESTION = "the memory of the model"
 
@@ -43,6 +53,10 @@ def opened(model_folder: Path, store: Path, encoder: Path | None) -> LanguageMod
     return load(model_folder, [store], passage_encoder=encoder)
 
 
+def scores_of(lm: LanguageModel, by: str, question: str = QUESTION) -> dict[tuple[str, int], float]:
+    return {(each.document_id, each.token_offset): each.score for each in lm.find_passages(question, by=by, k=1000)}
+
+
 def order(lm: LanguageModel, by: str) -> list[tuple[str, int]]:
     return [(each.document_id, each.token_offset) for each in lm.find_passages(QUESTION, by=by, k=1000)]
 
@@ -54,27 +68,67 @@ def test_by_meaning_they_are_ranked_by_the_cosine_of_their_vectors(model_folder,
         everything = lm.find_passages("the page", by="words", k=1000)
     question_D = encoder.vectors([QUESTION])[0]
     for each in found:
-        assert each.score == pytest.approx(
-            float(encoder.vectors([f"{each.title}\n{each.text}"])[0] @ question_D), abs=1e-5
-        )
+        text = f"{each.title}\n{each.text}"
+        assert each.score == pytest.approx(float(encoder.vectors([text])[0] @ question_D), abs=1e-5)
     scores = [each.score for each in found]
     assert scores == sorted(scores, reverse=True)
     assert {each.document_id for each in found} >= {each.document_id for each in everything}
     assert len(found) >= len(everything) > 20
 
 
-def test_both_joins_words_and_vectors_and_words_need_no_encoder(model_folder, store, bert):
+def sums(lm: LanguageModel, question: str, cosines: dict[tuple[str, int], float]) -> dict[tuple[str, int], float]:
+    """The formula, with the frequency of each word by a search for it alone."""
+    words, most = scores_of(lm, "words", question), 0.0
+    for word in set(question.split()):
+        having = len(lm.find_passages(word, by="words", k=1000))
+        most += 2.2 * math.log(1 + (len(cosines) - having + 0.5) / (having + 0.5))
+    return {place: words.get(place, 0) / most + COSINE_WEIGHT * cosine for place, cosine in cosines.items()}
+
+
+@pytest.mark.parametrize("question", [QUESTION, "page", "what does a zebra cross"])
+def test_auto_adds_the_share_of_words_and_weighted_cosines(model_folder, store, bert, tokenizer, question):
+    make_vectors(store, tokenizer, load_encoder(bert))
     with opened(model_folder, store, bert) as lm:
-        words = order(lm, "words")
+        expected = sums(lm, question, scores_of(lm, "meaning", question))
+        assert scores_of(lm, "auto", question) == pytest.approx(expected)
+        best = sorted(expected.values(), reverse=True)
+        for k in (1, 3, 8, 20):
+            assert [each.score for each in lm.find_passages(question, k=k)] == pytest.approx(best[:k])
+        some = {place: score for place, score in expected.items() if place[0] == "doc-3.txt"}
+        found = lm.find_passages(question, k=2, documents="doc-3.txt")
+        assert [each.score for each in found] == pytest.approx(sorted(some.values(), reverse=True)[:2])
+
+
+def test_passages_without_a_vector_are_found_by_their_words(model_folder, store, bert, monkeypatch):
+    with opened(model_folder, store, bert) as lm:  # none has one, and an answer does not wait for them
+        assert scores_of(lm, "auto") == scores_of(lm, "words")
         assert not list(store.rglob(VECTORS))
-        meaning, both = order(lm, "meaning"), order(lm, "both")
-    places = {place: number for number, place in enumerate(meaning)}
-    orders = [np.array([places[each] for each in words]), np.arange(len(meaning))]
-    scores = fused(orders, len(meaning))
-    assert sorted(-scores) == [-scores[places[each]] for each in both]
-    with opened(model_folder, store, None) as lm:
-        assert order(lm, "words") == words
-        assert order(lm, "meaning") != meaning
+        (segment,) = lm.engine.stores.model_store().snapshot.segments
+        run_steps(lm.engine.stores.model_store().vectors_of(segment, lm.engine.passage_encoder)).build(9)
+        half = scores_of(lm, "auto")
+        words, meaning = scores_of(lm, "words"), scores_of(lm, "meaning")
+        known = {place: meaning[place] for place in sorted(meaning)[:9]}
+        mean = sum(known.values()) / 9
+        expected = sums(lm, QUESTION, {place: known.get(place, mean) for place in meaning})
+    assert half == pytest.approx({place: expected[place] for place in expected if place in {*known, *words}})
+
+
+@pytest.mark.parametrize("by", ["meaning", "auto"])
+def test_segments_and_deleted_documents_are_ranked_as_one_store(
+    model_folder, corpus_folder, tmp_path, bert, tokenizer, by
+):
+    encoder, files = load_encoder(bert), sorted(corpus_folder.iterdir())
+    build_index(model_folder, Corpus(files[:4]), tmp_path / "one", check="none")
+    build_index(model_folder, Corpus(files[:3]), tmp_path / "parts", check="none")
+    add_to_index(model_folder, Corpus([files[5], files[3]]), tmp_path / "parts", check="none")
+    for store in ("one", "parts"):
+        make_vectors(tmp_path / store, tokenizer, encoder)
+    with opened(model_folder, tmp_path / "one", bert) as lm, opened(model_folder, tmp_path / "parts", bert) as parts:
+        expected = scores_of(lm, by)
+        assert scores_of(parts, by) != expected
+        parts.delete_documents([files[5].name])
+        assert scores_of(parts, by) == pytest.approx(expected, abs=1e-6)
+        assert order(parts, by) == order(lm, by)
 
 
 def test_vectors_are_made_once_and_anew_for_another_encoder(model_folder, store, bert, tmp_path, monkeypatch):
@@ -116,13 +170,21 @@ def test_an_encoder_whose_files_changed_after_it_was_loaded_is_refused(bert, tmp
         _ = encoder.fingerprint
 
 
-def test_an_encoder_for_a_search_by_words_is_refused(store, bert, model_folder):
-    command = ["index", "passages", str(store), QUESTION, "--model", str(model_folder), "--encoder", str(bert)]
-    result = CliRunner().invoke(app, command)
-    assert isinstance(result.exception, InvalidInput)
-    assert result.exception.field == "by"
-    result = CliRunner().invoke(app, [*command, "--by", "meaning", "--json"])
-    assert result.exit_code == 0, result.output
+def test_the_command_makes_vectors_that_searches_use(store, bert, model_folder):
+    more = ["--model", str(model_folder), "--encoder", str(bert), "--json"]
+    made = CliRunner().invoke(app, ["index", "vectors", str(store), *more])
+    assert made.exit_code == 0, made.output
+    figures = json.loads(made.stdout)
+    assert figures["made"] == figures["passages"] > 20
+    assert not figures["missing"]
+    found = CliRunner().invoke(app, ["index", "passages", str(store), QUESTION, *more, "--k", "1000"])
+    assert len(json.loads(found.stdout)["passages"]) == figures["passages"]
+    with pytest.raises(InvalidInput, match="pull minilm"):
+        CliRunner().invoke(app, ["index", "vectors", *made_args(store, model_folder)], catch_exceptions=False)
+
+
+def made_args(store, model_folder):
+    return [str(store), "--model", str(model_folder)]
 
 
 def test_deleted_and_added_documents_are_followed(model_folder, store, bert):
@@ -138,6 +200,89 @@ def test_a_datastore_without_keys_is_searched_by_meaning_too(tmp_path, model_fol
     build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", keys="none")
     with opened(model_folder, tmp_path / "drafts", bert) as lm:
         assert order(lm, "meaning")
-        assert order(lm, "both")
+        assert order(lm, "auto")
     with opened(model_folder, tmp_path / "drafts", None) as lm, pytest.raises(Incompatible):
         order(lm, "meaning")
+
+
+@pytest.fixture
+def making(store: Path, tokenizer, bert: Path):
+    """The vectors of the store's segment, of which none is made, and the file."""
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        encoder, begins = load_encoder(bert), SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not begins.is_complete:
+            begins.build()
+        yield lambda: SegmentVectors(store, segment, begins, encoder)
+
+
+def whole(vectors: SegmentVectors) -> np.ndarray:
+    while vectors.build(7):
+        pass
+    assert vectors.is_complete
+    return np.array(vectors.vectors_PD)
+
+
+def test_a_maker_goes_on_behind_the_last_whole_vector(store, making):
+    expected_PD = whole(making())
+    (file,) = store.rglob(VECTORS)
+    content, row = file.read_bytes(), 4 * expected_PD.shape[1]
+    for kept in (100, HEADER_BYTES, HEADER_BYTES + 5 * row, HEADER_BYTES + 5 * row + 9, len(content)):
+        file.write_bytes(content[:kept])
+        begun = making()
+        assert len(begun.vectors_PD) == max(0, kept - HEADER_BYTES) // row
+        np.testing.assert_allclose(whole(begun), expected_PD, atol=1e-6)
+    file.write_bytes(content[: HEADER_BYTES + 5 * row] + bytes(3 * row))  # a crash left three unwritten
+    np.testing.assert_allclose(whole(making()), expected_PD, atol=1e-6)
+
+
+def test_others_see_what_one_makes_and_do_not_make_it_too(making):
+    one, other = making(), making()
+    assert one.build(7)
+    assert len(other.vectors_PD) == 7
+    with one._growing():
+        assert not other.build(7)
+    assert other.build(7)
+    assert len(one.vectors_PD) == 14
+
+
+def test_vectors_that_a_purge_overtakes_are_not_published(store, making):
+    overtaken = making()
+    overtaken.build(7)
+    with Datastore.open(store) as datastore:
+        datastore.delete([next(datastore.snapshot.documents()).id])
+    compact(store, purge=True)
+    assert len(whole(overtaken)) > 20
+    assert not list(store.rglob(VECTORS))
+
+
+def test_a_folder_that_cannot_be_written_keeps_its_vectors_in_ram(store, making, monkeypatch):
+    expected_PD = whole(making())
+    (file,) = store.rglob(VECTORS)
+    file.unlink()
+    begun = making()
+    begun.build(7)
+    monkeypatch.setattr(passage_vectors, "sync", refuse)
+    np.testing.assert_allclose(whole(begun), expected_PD, atol=1e-6)
+    file.unlink()
+    monkeypatch.setattr("memlm.index.store.derived.files.DerivedFile.begun", refuse)
+    np.testing.assert_allclose(whole(making()), expected_PD, atol=1e-6)
+    assert not list(store.rglob(VECTORS))
+
+
+def refuse(*_):
+    raise OSError(errno.ENOSPC, "no space left")
+
+
+def test_what_takes_too_long_is_foretold_and_left(store, bert, tokenizer, monkeypatch):
+    monkeypatch.setattr(vectors_module, "SAMPLE", 5)
+    encoder, told = load_encoder(bert), []
+    begun = make_vectors(store, tokenizer, encoder, within_s=0.0)
+    assert (begun.made, begun.missing) == (5, begun.passages - 5)
+    assert begun.missing_s > 0
+    rest = make_vectors(store, tokenizer, encoder, progress=lambda phase, done, total, note="": told.append(done))
+    assert (rest.made, rest.missing, rest.missing_s) == (begun.passages - 5, 0, 0.0)
+    assert told[-1] == begun.passages
+    assert told == sorted(told)
+    with pytest.raises(Incompatible, match="another tokenizer"):
+        make_vectors(store, encoder_tokenizer(), encoder)

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import pytest
 from encoders import save_bert
-from running import PATIENCE_S, RunningServer
+from running import PATIENCE_S, RunningServer, wait_until
 from typer.testing import CliRunner
 
 from memlm.api.answers import Answer, AnswerRequest
@@ -65,7 +65,7 @@ def parts(answer: Answer) -> tuple:
     return answer.text, ids, answer.passages, answer.left_out, answer.cited, answer.prompt, answer.num_prompt_tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"by": "meaning", "k": 3}, {"by": "both", "documents": "doc-[1-4].txt"}])
+@pytest.mark.parametrize("options", [{}, {"by": "meaning", "k": 3}, {"by": "auto", "documents": "doc-[1-4].txt"}])
 def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, Any]) -> None:
     server, client, lm = asked
     expected = lm.find_passages(QUESTION, **options)
@@ -83,7 +83,7 @@ def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, An
         ]
 
 
-@pytest.mark.parametrize("options", [{}, {"lam": 0.5, "passages_by": "both"}, {"num_passages": 0}])
+@pytest.mark.parametrize("options", [{}, {"lam": 0.5, "passages_by": "words"}, {"num_passages": 0}])
 def test_an_answer_is_that_of_the_library(asked: Any, options: dict[str, Any]) -> None:
     _, client, lm = asked
     asking = {**ASK, **options}
@@ -332,7 +332,7 @@ def test_an_answer_finds_passages_in_the_callers_datastores_only(store_folder: P
     assert rights.authorize("Answer", Principal("root"), plain) == plain
 
 
-@pytest.mark.parametrize("by", ["meaning", "both"])
+@pytest.mark.parametrize("by", ["meaning", "auto"])
 def test_a_server_with_an_encoder_finds_passages_by_its_vectors(
     tmp_path: Path, model_folder: Path, own_store: Path, store_folder: Path, by: str
 ) -> None:
@@ -341,12 +341,15 @@ def test_a_server_with_an_encoder_finds_passages_by_its_vectors(
     with load(model_folder, [store_folder], attention_window=44) as lm:
         plain = [each.score for each in lm.find_passages(QUESTION, by=by)]
         lm.engine.passage_encoder = load_encoder(bert)
+        lm.find_passages(QUESTION, by="meaning")  # which makes all vectors
         expected, answer = lm.find_passages(QUESTION, by=by), lm.answer(QUESTION, passages_by=by, **ASK)
     assert [each.score for each in expected] != plain
     with (
         RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
         Client(server.address) as client,
     ):
+        if by == "auto":  # the server makes them in idle moments
+            wait_until(lambda: vectors_of(own_store) == vectors_of(store_folder), PATIENCE_S)
         found = client.find_passages(QUESTION, by=by)
         assert [(each.document_id, each.token_offset) for each in found] == [
             (each.document_id, each.token_offset) for each in expected
@@ -356,7 +359,12 @@ def test_a_server_with_an_encoder_finds_passages_by_its_vectors(
         url, body = f"{server.http_url}/v1/datastores/passages", {"question": QUESTION, "by": by}
         listed = httpx.post(url, json=body, timeout=PATIENCE_S).json()["data"]
         assert [each["score"] for each in listed] == pytest.approx([each.score for each in expected], abs=1e-5)
-    assert list(own_store.rglob(VECTORS))
+    assert vectors_of(own_store) == vectors_of(store_folder)
+
+
+def vectors_of(store: Path) -> int:
+    """Bytes of the vectors of a datastore."""
+    return sum(file.stat().st_size for file in store.rglob(VECTORS))
 
 
 def test_a_server_refuses_a_folder_without_an_encoder(tmp_path: Path, model_folder: Path) -> None:

@@ -23,22 +23,22 @@ def cuts_by_lines(tokens: list[bytes], limit: int, *, markdown: bool) -> list[tu
     def end_of(block: int) -> int:
         return blocks[block + 1][0] if block + 1 < len(blocks) else len(content)
 
-    def is_heading(block: int) -> bool:
-        return block == len(blocks) or blocks[block][1] >= 0
+    def begins(block: int) -> bool:
+        return block == len(blocks) or blocks[block][1] >= 0 or blocks[block][3]
 
     cuts, begin, block, path = [], 0, 0, list[tuple[int, str]]()
     while True:
         taken = list[int]()  # blocks of text, whole or the rest of one
         end = None
         while block < len(blocks) and end is None:
-            start, level, title = blocks[block]
+            start, level, title, _ = blocks[block]
+            if start >= begin and taken and begins(block):
+                end = start
+                break
             if level >= 0 and start >= begin:
-                if taken:
-                    end = start
-                    break
                 path = [*(each for each in path if each[0] < level), (level, title)]
             size, alone = row(end_of(block)) - row(begin), not taken or row(start) - row(begin) < little
-            ends = is_heading(block + 1) and row(end_of(block)) - row(start) < little
+            ends = begins(block + 1) and row(end_of(block)) - row(start) < little
             if size <= usual or (size <= limit and (alone or ends)):
                 taken += [block] * (level < 0 or start < begin)
                 block += 1
@@ -79,10 +79,10 @@ def ends_run(content: bytes, place: int, signs: bytes) -> bool:
     return content[place - 1] in signs and content[place : place + 1] not in {bytes([sign]) for sign in signs}
 
 
-def blocks_by_lines(content: bytes, *, markdown: bool) -> list[tuple[int, int, str]]:
-    """The first byte, the level and the title of each block."""
-    blocks, lines, begin = list[tuple[int, int, str]](), re.findall(rb"[^\n\f]*[\n\f]|[^\n\f]+", content), 0
-    fence, is_new = b"", True
+def blocks_by_lines(content: bytes, *, markdown: bool) -> list[tuple[int, int, str, bool]]:
+    """The first byte, the level and the title of each block, and whether a page begins there."""
+    blocks, lines, begin = list[tuple[int, int, str, bool]](), re.findall(rb"[^\n\f]*[\n\f]|[^\n\f]+", content), 0
+    fence, is_new, page = b"", True, False
     for number, line in enumerate(lines):
         text, words = line.rstrip(b"\n\f"), line.strip()
         heading = re.fullmatch(rb"(#{1,6})[ \t]+([^ \t].{0,199})", text)
@@ -92,21 +92,22 @@ def blocks_by_lines(content: bytes, *, markdown: bool) -> list[tuple[int, int, s
             if mark and words == mark[0] and words.startswith(fence):
                 fence, is_new = b"", True
         elif mark:
-            blocks.append((begin, CODE, ""))
+            blocks.append((begin, CODE, "", page))
             fence = mark[0]
         elif title:
-            blocks.append((begin, len(UNDERLINES) + len(heading[1]), title.decode()))
+            blocks.append((begin, len(UNDERLINES) + len(heading[1]), title.decode(), page))
             is_new = True
         elif (above := title_above(lines, number)) is not None:
             start = begin - sum(map(len, lines[above:number]))
             blocks = [block for block in blocks if block[0] < start]
-            blocks.append((start, UNDERLINES.index(words[:1]), lines[number - 1].strip().decode()))
+            blocks.append((start, UNDERLINES.index(words[:1]), lines[number - 1].strip().decode(), False))
             is_new = True
         elif words and (is_new or re.match(rb"[ \t]*([-*+]|\d{1,3}[.)])[ \t]", text)):
-            blocks.append((begin, TEXT, ""))
+            blocks.append((begin, TEXT, "", page and not text.decode()[:1].islower()))
             is_new = False
         if not fence and (not words or line.endswith(b"\f")):
             is_new = True
+        page = line.endswith(b"\f") or (page and not words)
         begin += len(line)
     return blocks
 

@@ -66,6 +66,7 @@ class RunningServer:
         # Hardly below the others: at the default of 10, jobs starve beside the machine's other work.
         arguments += ["--index-nice", "1", "--device", "cpu"]
         arguments += [] if "--dtype" in options else ["--dtype", "float32"]  # as tests/conftest.py has it
+        arguments += [] if "--encoder" in options else ["--encoder", "none"]  # whatever is installed here
         for store in stores:
             arguments += ["--store", str(store)]
         arguments += options

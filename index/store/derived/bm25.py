@@ -1,8 +1,8 @@
 """Words -> the passages that BM25 ranks first (Robertson and Zaragoza 2009, with the logarithm that is never negative).
 
-A word is what it is written like in passages, its forms: a passage has the word where it has any of them. Averages and
-document frequencies are those of the live passages. `bm25` scores all passages, and is what `best_passages` must equal
-to the last bit, ties by the order of the passages.
+A word has forms, the terms by which passages may have it: a passage has the word where it has any of them. Averages and
+document frequencies are those of the live passages. `bm25` scores all passages. `best_passages` equals it to the last
+bit, and equal passages keep their order.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def scores_of(
     return scores_C
 
 
+def most_of(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> float:
+    """What the score of a passage is less than, however often it has the words."""
+    return sum(_views(parts, words)[1]) * (K1 + 1)
+
+
 class _Word:
     """The postings of a word in a block, of all its forms there."""
 
@@ -127,7 +132,7 @@ class _View:
         self.words = {word: _Word(each, scale) for word, each in forms.items()}
 
     def bound(self, weights_W: list[float]) -> float:
-        """What the score of its passages is at most."""
+        """The highest score that its passages can have."""
         return sum(weights_W[number] * word.bound for number, word in self.words.items())
 
     def scores(self, places_C: Int64[np.ndarray, " C"], weights_W: list[float]) -> Float64[np.ndarray, " C"]:
@@ -161,7 +166,7 @@ class _View:
         best.add(self.first + places_C, self.scores(places_C, weights_W))
 
     def _sums(self, weights_W: list[float], numbers: list[int]) -> Float64[np.ndarray, " P"]:
-        """What some words add to the score of each passage, in any order."""
+        """The parts of some words in the score of each passage, added up in any order."""
         sums_P, norms_P = np.zeros(self.block.num_passages), self.block.norms_P(self.mean)
         for number in numbers:
             places, counts = self.words[number].postings
@@ -228,6 +233,6 @@ def _weight(num_live: int, having: int) -> float:
 
 
 def _parts(weight: float, counts_P: np.ndarray, norms_P: Float64[np.ndarray, " P"]) -> Float64[np.ndarray, " P"]:
-    """What a word adds to the scores of passages."""
+    """The parts of a word in the scores of passages."""
     parts_P: np.ndarray = weight * counts_P.astype(np.float64) * (K1 + 1) / (counts_P + norms_P)
     return parts_P

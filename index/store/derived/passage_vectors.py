@@ -1,26 +1,32 @@
 """Vectors of the passages of a segment, from an encoder of texts: derived from its tokens, and disposable.
 
-Another encoder than the one that made them makes them anew.
+They stand in a file that grows by some passages at a time, in their order. A search uses those that are there, and a
+maker goes on behind them, also after a kill. Another encoder than the one that made them makes them anew.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from functools import cached_property
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float32
 
-from memlm.errors import Corrupt
+from memlm.base.files import create, storage, sync
+from memlm.errors import MemlmError
 from memlm.index.store.derived.cuts import SegmentCuts
-from memlm.index.store.derived.tables import DerivedTables
+from memlm.index.store.derived.files import DerivedFile
 from memlm.index.store.manifest import VECTORS
-from memlm.index.store.segment import Segment
+from memlm.index.store.segment import VALUES, Segment
 
-FORMAT = "2"
-PASSAGES_AT_ONCE = 32  # about a second of a small encoder
+FORMAT, HEADER_BYTES = 2, 256
+PASSAGES_AT_ONCE = 16  # a fifth of a second of a small encoder on one core
+LENGTH_TOLERANCE = 0.1  # of a vector, which has the length 1; one that a crash left unwritten has not
 
 
 class PassageEncoder(Protocol):
@@ -29,34 +35,111 @@ class PassageEncoder(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
+    @property
+    def dim(self) -> int: ...
+
     def vectors(self, texts: list[str]) -> Float32[np.ndarray, "P D"]: ...
 
 
-class SegmentVectors(DerivedTables[SegmentCuts]):
-    """A vector for each passage of one segment, as complete `cuts` number them: of its text behind the title and the
-    headings.
+class SegmentVectors:
+    """The vectors of the first passages of one segment, as complete `cuts` number them: of the text behind the title
+    and the headings. `build` makes some more.
+
+    Where the folder cannot be written, they live in RAM. Any thread may call the methods, and any process may make
+    them: one at a time does, and the others see what it has made.
     """
 
     def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts, encoder: PassageEncoder) -> None:
-        self._cuts, self._encoder = cuts, encoder
-        form = f"{FORMAT} {cuts.form} {encoder.fingerprint}"
-        super().__init__(store, segment, VECTORS, form=form, pieces=cuts, at_once=PASSAGES_AT_ONCE)
+        self._encoder, self._cuts = encoder, cuts
+        self._file = DerivedFile(store, segment, VECTORS)
+        checksum = segment.record.files[VALUES].checksum
+        identity = f"memlm vectors {FORMAT} float32 {encoder.dim} {cuts.form} {encoder.fingerprint} {checksum}"
+        self._header = identity.encode().ljust(HEADER_BYTES)
+        self._lock = threading.Lock()
+        self._in_ram: Float32[np.ndarray, "P D"] | None = None
+        self._seen_PD: Float32[np.ndarray, "P D"] = np.zeros((0, encoder.dim), np.float32)
 
-    @cached_property
+    def __len__(self) -> int:
+        return len(self._cuts)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all passages have a vector."""
+        return len(self.vectors_PD) == len(self)
+
+    @property
     def vectors_PD(self) -> Float32[np.ndarray, "P D"]:
-        """The vectors. Raises Corrupt for a damaged file."""
-        assert self._base is not None
-        try:
-            rows = self._base.execute("select vector from vectors order by passage").fetchall()
-        except sqlite3.DatabaseError as error:
-            raise Corrupt(self._damaged.format(error)) from error
-        vectors = np.frombuffer(b"".join(vector for (vector,) in rows), "<f4")
-        return vectors.reshape(len(rows), len(vectors) // max(1, len(rows)))
+        """The vectors of the first P passages, all that are made by now."""
+        if self._in_ram is not None:
+            return self._in_ram
+        seen_PD = self._seen_PD
+        if len(seen_PD) < len(self):
+            self._seen_PD = seen_PD = self._read()
+        return seen_PD
 
-    def _create(self, base: sqlite3.Connection) -> None:
-        base.execute("create table vectors (passage integer primary key, vector blob)")
+    def build(self, at_once: int = PASSAGES_AT_ONCE) -> bool:
+        """Makes the vectors of some more passages. Returns False if there are none left, or another process is making
+        some.
+        """
+        with self._lock:
+            if self.is_complete:
+                return False
+            if self._in_ram is None:
+                try:
+                    with storage(self._file.path), self._growing() as file:
+                        return file is not None and self._append(file, at_once)
+                except (MemlmError, OSError):  # of a folder that cannot be written, or a full disk
+                    self._in_ram = np.array(self._read())
+            self._in_ram = np.concatenate([self._in_ram, self._made(len(self._in_ram), at_once)])
+            return True
 
-    def _add(self, base: sqlite3.Connection, pieces: range) -> None:
-        vectors_PD = self._encoder.vectors(self._cuts.searched_texts(pieces))
-        rows = [(piece, row.astype("<f4").tobytes()) for piece, row in zip(pieces, vectors_PD, strict=True)]
-        base.executemany("insert into vectors values (?, ?)", rows)
+    def _append(self, file: BinaryIO, at_once: int) -> bool:
+        written_PD = self._read()
+        whole = len(written_PD)
+        while whole and abs(np.linalg.norm(written_PD[whole - 1]) - 1) > LENGTH_TOLERANCE:
+            whole -= 1  # a crash left it unwritten
+        vectors_PD = self._made(whole, at_once)
+        file.seek(HEADER_BYTES + written_PD[:whole].nbytes)
+        file.write(vectors_PD.astype("<f4").tobytes())
+        file.flush()
+        sync(file.fileno())
+        return True
+
+    def _made(self, first: int, at_once: int) -> Float32[np.ndarray, "P D"]:
+        return self._encoder.vectors(self._cuts.searched_texts(range(first, min(first + at_once, len(self)))))
+
+    @contextmanager
+    def _growing(self) -> Iterator[BinaryIO | None]:
+        """Opens and locks the file, or a new one. None if another process has locked it."""
+        if (file := self._opened("r+b")) is None:
+            with self._file.begun():  # or a purge of the segment might miss it
+                if (file := self._opened("r+b")) is None:
+                    file = create(self._file.path)
+                    file.write(self._header)
+                    file.flush()
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed
+            except BlockingIOError:
+                yield None
+                return
+            yield file
+
+    def _opened(self, mode: Literal["rb", "r+b"]) -> BinaryIO | None:
+        """Opens a file of this very segment and encoder, if there is one."""
+        with suppress(FileNotFoundError):
+            file = self._file.path.open(mode)
+            if file.read(HEADER_BYTES) == self._header:
+                return file
+            file.close()
+        return None
+
+    def _read(self) -> Float32[np.ndarray, "P D"]:
+        """Maps the whole vectors of the file."""
+        if (file := self._opened("rb")) is None:
+            return self._seen_PD[:0]
+        with file:
+            size, dim = os.fstat(file.fileno()).st_size - HEADER_BYTES, self._encoder.dim
+            if not (rows := min(size // (4 * dim), len(self))):
+                return self._seen_PD[:0]
+            return np.memmap(file, "<f4", "r", offset=HEADER_BYTES, shape=(rows, dim))

@@ -26,7 +26,7 @@ from hashlib import blake2b
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, UInt64
+from jaxtyping import Float32, Float64, Int64, UInt64
 
 from memlm.errors import Corrupt
 
@@ -166,7 +166,7 @@ class Block:
 
     @contextmanager
     def read(self) -> Iterator[None]:
-        """Turns what damaged arrays lead to into Corrupt."""
+        """Turns the errors of damaged arrays into Corrupt."""
         try:
             yield
         except (IndexError, ValueError) as error:
@@ -197,14 +197,14 @@ class Block:
         """The postings of the term of a row."""
         _, frequencies, begins, bounds, _, places, counts, dense = self._arrays
         frequency, begin = int(frequencies[row]), int(begins[row])
-        if _is_dense(frequency, self.num_passages, self._sizes.count_bytes):
+        if frequency >= _dense_from(self.num_passages, self._sizes.count_bytes):
             end = (begin + 1) * self.num_passages
             return self._checked(None, dense[begin * self.num_passages : end], frequency, float(bounds[row]))
         end = begin + frequency
         return self._checked(places[begin:end], counts[begin:end], frequency, float(bounds[row]))
 
     def norms_P(self, mean: float) -> Float64[np.ndarray, " P"]:
-        """What BM25 adds to a count below the line, where passages have `mean` terms on average."""
+        """The norm of each passage, which BM25 adds to a count, where passages have `mean` terms on average."""
         known, norms_P = self._norms
         if known != mean:
             norms_P = K1 * (1 - B + B * self.lengths_P / mean)
@@ -259,7 +259,9 @@ class _Numbers(dict[str, int]):
         return number
 
 
-def _inverted(terms: _Numbers, numbers: array[int], lengths: array[int]) -> tuple[Int64[np.ndarray, " P"], list]:
+def _inverted(
+    terms: _Numbers, numbers: array[int], lengths: array[int]
+) -> tuple[Int64[np.ndarray, " P"], list[np.ndarray]]:
     """The lengths of passages, and the arrays of their block."""
     lengths_P = np.array(lengths, np.int64)
     num_passages = len(lengths_P)
@@ -273,7 +275,7 @@ def _inverted(terms: _Numbers, numbers: array[int], lengths: array[int]) -> tupl
     terms_E, places_E = (keys_E >> np.uint64(16)).astype(np.int64), (keys_E & np.uint64(0xFFFF)).astype(np.uint16)
     frequencies_T = np.bincount(terms_E, minlength=len(hashes_T))
     counts_E = counts_E.astype("<u1" if counts_E.max(initial=0) < 256 else "<u4")
-    is_dense_T = _is_dense(frequencies_T, num_passages, counts_E.itemsize)
+    is_dense_T = frequencies_T >= _dense_from(num_passages, counts_E.itemsize)
     dense = np.zeros((int(is_dense_T.sum()), num_passages), counts_E.dtype)
     rows_T, is_dense_E = np.cumsum(is_dense_T) - 1, is_dense_T[terms_E]
     dense[rows_T[terms_E[is_dense_E]], places_E[is_dense_E]] = counts_E[is_dense_E]
@@ -307,8 +309,9 @@ def _bounds(
     return rounded_T
 
 
-def _is_dense(frequency: int | np.ndarray, num_passages: int, count_bytes: int) -> bool | Bool[np.ndarray, " T"]:
-    return frequency * (2 + count_bytes) > num_passages * count_bytes
+def _dense_from(num_passages: int, count_bytes: int) -> int:
+    """The number of passages with a term from which a count for each passage of the block is shorter."""
+    return num_passages * count_bytes // (2 + count_bytes) + 1
 
 
 def _padded(num_bytes: int) -> int:

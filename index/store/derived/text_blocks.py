@@ -1,7 +1,7 @@
 """Bytes of a text -> its blocks: headings, paragraphs, list items, fenced code.
 
 Headings are lines of Markdown that begin with `#`, and in every text lines of equal length with a line of one sign
-below them, as in reStructuredText. A form feed ends a block, as an empty line does.
+below them, as in reStructuredText. A form feed ends a page, and a block as an empty line does.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Blocks:
     levels: list[int]
     titles: dict[int, str] = field(default_factory=dict)  # of headings, by where they begin
     fences: dict[int, bytes] = field(default_factory=dict)  # that opened code, by where it begins
+    pages: set[int] = field(default_factory=set)  # where text begins a page, in which no sentence goes on
 
     def add(self, content: bytes, start: int, level: int = TEXT) -> None:
         """Adds a block. Empty text before it goes to the block before that."""
@@ -78,6 +79,8 @@ def blocks_of(content: bytes, begin: int, fence: bytes, *, markdown: bool) -> Bl
     blocks = Blocks([begin], [first], fences={begin: fence})
     for match in (_IN_MARKDOWN if markdown else _IN_PLAIN).finditer(content, begin - 1):
         start, kind = match.end("blank"), match.lastgroup
+        if b"\f" in content[match.start() : start] and not _is_small(content, start):
+            blocks.pages.add(start)
         if fence:
             if kind == "fence" and _closes(content, match, fence):
                 fence = b""
@@ -107,6 +110,11 @@ def _line_of(content: bytes, end: int) -> int:
     least = max(0, end - 4 * TITLE_CHARACTERS - 4)
     begin = content.rfind(b"\n", least, end) + 1 or least
     return max(begin, content.rfind(b"\f", begin, end) + 1)
+
+
+def _is_small(content: bytes, place: int) -> bool:
+    """Whether a small letter stands at a place."""
+    return content[place : place + 4].decode(errors="replace")[:1].islower()
 
 
 def _closes(content: bytes, match: re.Match[bytes], fence: bytes) -> bool:

@@ -1,9 +1,9 @@
 """The tokens of a document -> where its passages begin, and the headings above each.
 
-A passage begins at a heading, a paragraph or a list item. What stands together under one heading is joined while it has
-four fifths of `limit` tokens, and a heading without text goes with what follows. Code in fences is one block, a table
-too. A block that is longer is cut at the ends of sentences, else of lines, else of words, else of characters. The last
-fifth is for what would be left alone otherwise: a short begin before a long block, or a short end.
+A passage begins at a heading, a paragraph or a list item. What stands together under one heading, and on one page, is
+joined while it has four fifths of `limit` tokens, and a heading without text goes with what follows. Code in fences is
+one block, a table too. A block that is longer is cut at the ends of sentences, else of lines, else of words, else of
+characters. The last fifth is for what would be left alone otherwise: a short begin before a long block, or a short end.
 
 Bytes are read, which every tokenizer has, and a window of tokens at a time, so that a document may be of any length.
 """
@@ -136,15 +136,20 @@ class _Window:
         has_text = False
         for index in range(block, len(self._starts) - 1):
             level = self._blocks.levels[index]
+            if has_text and self._begins_passage(index, begin):
+                return self._starts[index], index
             if is_heading := level >= 0 and self._starts[index] >= begin:
-                if has_text:
-                    return self._starts[index], index
                 self._go_below(level, self._starts[index])
             is_alone = not has_text or self._rows[index] - row < self._little
             if not self._fits(index, row, is_alone=is_alone):
                 return (self._inside(begin, row, index) if is_alone else self._starts[index]), index
             has_text |= not is_heading
         return len(self._content), len(self._starts) - 1
+
+    def _begins_passage(self, block: int, begin: int) -> bool:
+        """Whether text before a block is another passage than the block."""
+        start = self._starts[block]
+        return start >= begin and (self._blocks.levels[block] >= 0 or start in self._blocks.pages)
 
     def _go_below(self, level: int, start: int) -> None:
         above = (each for each in self._path if each[0] < level)
@@ -155,7 +160,7 @@ class _Window:
         begin, end = self._rows[block], self._rows[block + 1]
         if end - row <= self._usual or end - row > self._limit:
             return end - row <= self._usual
-        is_last = block + 2 == len(self._starts) or self._blocks.levels[block + 1] >= 0
+        is_last = block + 2 == len(self._starts) or self._begins_passage(block + 1, 0)
         return is_alone or (is_last and end - begin < self._little)
 
     def _inside(self, begin: int, row: int, block: int) -> int:

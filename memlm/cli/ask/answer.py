@@ -15,6 +15,7 @@ from memlm.api.params import SAMPLING
 from memlm.api.server import ModelInfo
 from memlm.cli.remote.connection import HERE, Target, Timeout, client_of
 from memlm.cli.store.render import print_passages
+from memlm.cli.store.vectors import tell_missing_encoder
 from memlm.cli.terminal import options, render
 from memlm.cli.terminal.console import emit_json
 from memlm.cli.terminal.fields import with_fields
@@ -43,6 +44,7 @@ def answer(
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
     extended_attention: options.ExtendedAttention = None,
+    encoder: options.Encoder = "auto",
     temperature: options.Temperature = options.TEMPERATURE,
     max_tokens: MaxTokens = None,
     json: options.Json = False,
@@ -53,9 +55,11 @@ def answer(
     adapters = () if request.adapter is None else (request.adapter,)
     if request.adapter is not None:
         request = replace(request, adapter=Path(request.adapter).resolve().name)
+    if request.num_passages != 0:
+        tell_missing_encoder(encoder, request.passages_by)
     with load(
         model, store or (), dtype=dtype, device=device, attention_window=attention_window,
-        extended_attention=extended_attention, adapters=adapters,
+        extended_attention=extended_attention, adapters=adapters, passage_encoder=encoder,
     ) as lm:  # fmt: skip
         _answer(lm, lm.info, request, temperature, max_tokens, json=json)
 

@@ -30,6 +30,7 @@ from memlm.cli.remote.connection import (
     client_of,
     connect_with,
 )
+from memlm.cli.store.vectors import tell_missing_encoder
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import out
 from memlm.cli.terminal.fields import Overrides, with_fields
@@ -68,6 +69,7 @@ def chat(
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
     extended_attention: options.ExtendedAttention = None,
+    encoder: options.Encoder = "auto",
     target: Annotated[
         str | None,
         typer.Option(
@@ -110,9 +112,11 @@ def chat(
         _chat_with_server(target, timeout, asked, system, json=json)
     else:
         assert model is not None
+        if answers.get("num_passages"):
+            tell_missing_encoder(encoder, "auto")
         loading: dict[str, Any] = {
             "dtype": dtype, "device": device, "attention_window": attention_window,
-            "extended_attention": extended_attention,
+            "extended_attention": extended_attention, "passage_encoder": encoder,
         }  # fmt: skip
         if (adapter := asked.get("adapter")) is not None:
             loading["adapters"] = [adapter]

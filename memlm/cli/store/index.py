@@ -27,12 +27,13 @@ from memlm.cli.store.render import (
     print_passages,
     print_tuning,
 )
+from memlm.cli.store.vectors import make_vectors_at_once, tell_missing_encoder, vectors
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.fields import with_fields
 from memlm.cli.terminal.interruption import describe_build, on_interrupt, this_command
-from memlm.errors import InvalidInput, check_choice
+from memlm.errors import check_choice
 
 if TYPE_CHECKING:
     from memlm.model.files.checkpoint import Checkpoint
@@ -117,6 +118,7 @@ def build(
             )  # fmt: skip
     files.finish(report)
     print_build(built, model, json=json)
+    make_vectors_at_once(out_folder, model)
 
 
 @app.command(epilog="Example: memlm index add store more/ --model model")
@@ -161,6 +163,7 @@ def add(
             )  # fmt: skip
     files.finish(report)
     print_build(built, model, json=json)
+    make_vectors_at_once(store, model)
 
 
 @app.command(epilog="Example: memlm index keys store --model model")
@@ -387,12 +390,7 @@ def passages(
     store: options.StoreArgument,
     request: FindPassagesRequest,
     model: options.Model,
-    encoder: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="BERT encoder whose vectors stand for meaning (default: the model's keys)."
-        ),
-    ] = None,
+    encoder: options.Encoder = "auto",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     json: options.Json = False,
@@ -401,10 +399,12 @@ def passages(
     from memlm.base.steps import run_steps
     from memlm.language_model import load
 
-    if encoder is not None and request.by == "words":
-        raise InvalidInput("encoder is given, and a search by words needs none; add --by meaning or both", field="by")
+    tell_missing_encoder(encoder, request.by)
     with load(model, [store], dtype=dtype, device=device, passage_encoder=encoder) as lm:
         print_passages(run_steps(lm.engine.find_passages(request)), json=json)
+
+
+app.command(epilog="Example: memlm index vectors store --model model")(vectors)
 
 
 @app.command(epilog="Example: memlm index tune store heldout/ --model model")

@@ -53,7 +53,7 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
     for number, passage in enumerate(passages, 1):
         place = Text(one_line(f"[{number}] {passage.place}"), style="bold")
         out.print(place.append(f"  score {figure(passage.score)}", style="not bold dim"))
-        out.print(Text(indent(printable(passage.text), "  ")))
+        out.print(Text(indent(printable(passage.text.replace("\f", "\n")), "  ")))
         if passage.also:
             out.print(Text(one_line(f"  also in {'; '.join(passage.also)}"), style="dim"))
     if not passages:

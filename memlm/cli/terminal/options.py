@@ -97,6 +97,15 @@ Model = Annotated[
         "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
     ),
 ]
+Encoder = Annotated[
+    str,
+    typer.Option(
+        "--encoder",
+        metavar="FOLDER|auto|none",
+        help="BERT encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
+        rich_help_panel="Passages",
+    ),
+]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Datastore folder.")]
 Stores = Annotated[
     list[Path] | None,

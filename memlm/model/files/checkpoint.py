@@ -178,6 +178,12 @@ def load_checkpoint(
     return Checkpoint(path, decoder.eval(), tokenizer, marks)
 
 
+def load_tokenizer(model: str | Path) -> Tokenizer:
+    """Reads the tokenizer of a model without the model, as `load_checkpoint` finds it, to decode what it encoded."""
+    path = find_model(model)
+    return tokenizer_of(GgufFile(path).metadata, str(path)) if is_gguf(path) else Tokenizer.load(path)
+
+
 def _template_of(path: Path, file: GgufFile | None) -> ChatTemplate:
     return ChatTemplate.load(path) if file is None else ChatTemplate.of_gguf(file.metadata, path.name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from memlm.data.encoder_tokenizer import EncoderTokenizer
 from memlm.data.tokenizer import json_of
 from memlm.errors import Corrupt, Incompatible, check_path
 from memlm.model.device import device_of
+from memlm.model.files.catalog import find_encoder
 from memlm.model.files.checkpoint import (
     Undrawn,
     fingerprint_of,
@@ -63,6 +65,11 @@ class EncoderCheckpoint:
         parts = (fingerprint_of(self.path), self.tokenizer.fingerprint, self.pooling, str(self.max_tokens), stored)
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return self.encoder.config.dim
+
     @torch.inference_mode()
     def vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "P D"]:
         """Returns a vector of length 1 for each text. Texts of similar length are read together. The same text has
@@ -77,6 +84,47 @@ class EncoderCheckpoint:
             tokens_BT, new_B = padded([ids[place] for place in places])
             vectors_PD[places] = self.encoder.vectors(tokens_BT, new_B, pooling=self.pooling).cpu().numpy()
         return vectors_PD
+
+
+class LazyEncoder:
+    """An encoder that is loaded by the first text that it reads, for programs that mostly read none."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype | str = "auto", device: torch.device | str = "auto") -> None:
+        self._folder, self._dtype, self._device, self._lock = folder, dtype, device, threading.Lock()
+
+    @cached_property
+    def _loaded(self) -> EncoderCheckpoint:
+        return load_encoder(self._folder, dtype=self._dtype, device=self._device)
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the encoder."""
+        with self._lock:
+            return self._loaded.fingerprint
+
+    @property
+    def dim(self) -> int:
+        """That of the encoder."""
+        with self._lock:
+            return self._loaded.dim
+
+    def vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "P D"]:
+        """Those of the encoder."""
+        with self._lock:
+            loaded = self._loaded
+        return loaded.vectors(texts)
+
+
+def encoder_of(
+    encoder: str | Path | None, *, dtype: torch.dtype | str = "auto", device: torch.device | str = "auto"
+) -> EncoderCheckpoint | LazyEncoder | None:
+    """The encoder of passages that a setting names: `auto` for the installed one, if there is one, which its first use
+    loads, `none` or None for none, or what `find_encoder` finds. Raises what `load_encoder` does.
+    """
+    folder = find_encoder(encoder)
+    if folder is None:
+        return None
+    return LazyEncoder(folder, dtype, device) if encoder == "auto" else load_encoder(folder, dtype=dtype, device=device)
 
 
 def padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, list[int]]:

@@ -13,7 +13,7 @@ class PassagesBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PASSAGES_BY_UNSPECIFIED: _ClassVar[PassagesBy]
     PASSAGES_BY_WORDS: _ClassVar[PassagesBy]
     PASSAGES_BY_MEANING: _ClassVar[PassagesBy]
-    PASSAGES_BY_BOTH: _ClassVar[PassagesBy]
+    PASSAGES_BY_AUTO: _ClassVar[PassagesBy]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,7 +31,7 @@ class RankBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 PASSAGES_BY_UNSPECIFIED: PassagesBy
 PASSAGES_BY_WORDS: PassagesBy
 PASSAGES_BY_MEANING: PassagesBy
-PASSAGES_BY_BOTH: PassagesBy
+PASSAGES_BY_AUTO: PassagesBy
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_END: FinishReason
 FINISH_REASON_STOP: FinishReason

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -182,13 +183,13 @@ def _needs_gpu(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> bool
 
 
 def _absolute(config: ServerConfig) -> ServerConfig:
-    """The settings with paths and an address that mean the same everywhere. A model may be a name."""
+    """The settings with paths and an address that mean the same everywhere. A model and an encoder may be names."""
     return replace(
         config,
         cluster=replace(config.cluster, address=ray.get_runtime_context().gcs_address),
         model=config.model.absolute() if config.model.exists() else config.model,
         stores=tuple(path.absolute() for path in config.stores),
-        encoder=None if config.encoder is None else config.encoder.absolute(),
+        encoder=str(Path(config.encoder).absolute()) if Path(config.encoder).exists() else config.encoder,
         adapters=tuple(AdapterFolder(each.name, each.path.absolute()) for each in config.adapters),
         session_dir=None if config.session_dir is None else config.session_dir.absolute(),
     )
