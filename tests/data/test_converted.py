@@ -80,6 +80,12 @@ def test_a_file_is_what_its_first_bytes_say_where_its_name_says_nothing(tmp_path
     ]
 
 
+def test_a_text_of_comments_is_read_at_once(tmp_path):
+    comments = "<!---->" * 1100
+    write(tmp_path, **{"a.txt": comments.encode(), "b.txt": f"{comments}<html><p>x".encode()})
+    assert [document.text for document in read(tmp_path)[0]] == [comments, "x\n"]
+
+
 def test_order_is_that_of_the_names_however_long_each_takes(tmp_path):
     for number in range(60):
         kind = number % 3
