@@ -151,7 +151,7 @@ class Reading:
         text = decode(raw)
         if not text.strip("\ufeff \t\r\n\v\f"):
             raise Unreadable("empty")
-        title = title_of_markdown(text) if Path(inner.lower()).suffix in MARKDOWN else ""
+        title = title_of_markdown(text) if layout_of(name) in MARKDOWN else ""
         yield Document(id=name, text=text, title=title or name)
 
     def _read_mailbox(self, name: str, stream: IO[bytes]) -> Iterator[Document]:

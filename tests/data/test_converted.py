@@ -156,9 +156,9 @@ def test_an_encrypted_pdf_is_named_with_what_to_try(tmp_path):
 def test_lines_that_an_outline_names_are_headings(tmp_path):
     write(
         tmp_path,
-        **{"a.pdf": made.pdf("Ports\nIt has two.", "3 The gateway\nPorts", outline={"Ports": 0, "The gateway": 1})},
+        **{"a.pdf": made.pdf("Ports\nIt has two.", "3.1.2 The gateway\nPorts", outline={"Ports": 0, "The gateway": 1})},
     )
-    assert read(tmp_path)[0][0].text == "# Ports\n\nIt has two.\n\f\n# 3 The gateway\n\nPorts\n"
+    assert read(tmp_path)[0][0].text == "# Ports\n\nIt has two.\n\f\n# 3.1.2 The gateway\n\nPorts\n"
 
 
 def test_without_the_extra_a_pdf_says_what_to_install_and_all_else_is_read(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from os.path import splitext
 
 HEADING = re.compile(r"#{1,6}[ \t]+(.*?\S)(?:[ \t]+#+)?[ \t]*")
 HEADING_WITHIN = 10_000  # characters
@@ -73,4 +73,4 @@ def title_of_markdown(text: str) -> str:
 
 
 def _suffix(name: str) -> str:
-    return PurePath(name.lower()).suffix
+    return splitext(name.lower())[1]
