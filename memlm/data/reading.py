@@ -65,6 +65,8 @@ class Reading:
                     self._report_link(file.name, file.path)
                     continue
                 for document in self._read(file):
+                    if corpus.only is not None and document.id not in corpus.only:
+                        continue
                     self.num_documents += 1
                     corpus.on_document(file.name, document)
                     yield document

@@ -26,6 +26,7 @@ from memlm.cli.store.render import (
     print_passages,
     print_tuning,
 )
+from memlm.cli.store.sync import sync
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.terminal.corpus_files import CorpusFiles
@@ -162,6 +163,9 @@ def add(
             )  # fmt: skip
     files.finish(report)
     print_build(built, json=json)
+
+
+app.command(epilog="Example: memlm index sync store docs/ --model model")(sync)
 
 
 @app.command(epilog="Example: memlm index delete store --where license=unknown")
