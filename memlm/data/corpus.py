@@ -51,8 +51,9 @@ class Corpus:
     Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`, and
     always datastores.
     With `on_error="skip"` unusable documents are reported to `on_problem` and left out. With "fail" one raises
-    `UnusableText`. Each document of a file is told to `on_document`, with the name of that file. Given `roots`, a file
-    that lies under none of them, once links are followed, cannot be used.
+    `UnusableText`. Each document of a file is told to `on_document`, with the name of that file. Given `only`,
+    documents of files with other ids are left out. Given `roots`, a file that lies under none of them, once links are
+    followed, cannot be used.
     Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
     """
 
@@ -64,6 +65,7 @@ class Corpus:
     hidden: bool = False
     documents: Sequence[Document] = ()
     on_document: Callable[[str, Document], None] = _ignore
+    only: Container[str] | None = None
 
     def __post_init__(self) -> None:
         given = items_of("corpus", self.paths, str | Path | Document, expected="files, folders or documents")

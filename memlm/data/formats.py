@@ -115,13 +115,13 @@ def _is_object(line: bytes) -> bool:
 
 def layout_of(name: str) -> str:
     """Returns the suffix of a file's layout, without that of its packing."""
-    return Path(name_without_packing(name).lower()).suffix
+    return os.path.splitext(name_without_packing(name).lower())[1]
 
 
 def name_without_packing(name: str) -> str:
     """A file's name without the suffix of its packing."""
-    path = Path(name)
-    return str(path.with_suffix("")) if path.suffix.lower() in PACKED else name
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix.lower() in PACKED else name
 
 
 def open_unpacked(path: Path) -> IO[bytes]:

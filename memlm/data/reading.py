@@ -65,6 +65,8 @@ class Reading:
                     self._report_link(file.name, file.path)
                     continue
                 for document in self._read(file):
+                    if corpus.only is not None and document.id not in corpus.only:
+                        continue
                     self.num_documents += 1
                     corpus.on_document(file.name, document)
                     yield document
@@ -151,7 +153,7 @@ class Reading:
         text = decode(raw)
         if not text.strip("\ufeff \t\r\n\v\f"):
             raise Unreadable("empty")
-        title = title_of_markdown(text) if Path(inner.lower()).suffix in MARKDOWN else ""
+        title = title_of_markdown(text) if layout_of(name) in MARKDOWN else ""
         yield Document(id=name, text=text, title=title or name)
 
     def _read_mailbox(self, name: str, stream: IO[bytes]) -> Iterator[Document]:

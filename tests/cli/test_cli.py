@@ -61,7 +61,7 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 def test_every_command_has_help_with_an_example(capsys):
     groups = {"": "train eval lm-eval generate chat answer trace inspect demo serve doctor",
-              "index": "build add delete compact verify snapshot info search tune",
+              "index": "build add sync delete compact verify snapshot info search tune",
               "client": "generate chat answer passages score search trace model info",
               "client datastore": "list delete",
               "client session": "create append info list forget fork delete",
@@ -506,6 +506,29 @@ def test_a_report_names_every_file_and_the_terminal_the_first_of_each_reason(cap
         capsys, "index", "add", tmp_path / "s", folder / "c.txt", "--model", model_folder, "--report", folder
     )
     assert (code, "--report" in told) == (2, True)
+
+
+def test_sync_goes_on_with_what_changes_until_it_is_interrupted(capsys, model_folder, tmp_path):
+    folder, store = tmp_path / "docs", tmp_path / "store"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the gateway listens")
+    words = ["index", "sync", store, folder, "--model", model_folder, "--check", "none"]
+    code, printed, _ = memlm(capsys, *words, "--dry-run", "--json")
+    assert (code, json.loads(printed)["added"], store.exists()) == (0, ["a.txt"], False)
+    code, printed, _ = memlm(capsys, *words)
+    assert (code, printed) == (0, "added a.txt\n1 document, 0 of them unchanged\n")
+    command = [sys.executable, "-m", "memlm", *map(str, words), "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout.readline() == "1 document, 1 of them unchanged\n"
+        (folder / "b.txt").write_text("the registry listens")
+        (folder / "a.txt").unlink()
+        assert [process.stdout.readline() for _ in range(3)] == [
+            "added b.txt\n", "deleted a.txt\n", "1 document, 0 of them unchanged\n",
+        ]  # fmt: skip
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    code, printed, _ = memlm(capsys, "index", "info", store, "--json")
+    assert json.loads(printed)["documents"] == 1
 
 
 def test_hidden_files_are_read_where_that_is_asked_for(capsys, model_folder, tmp_path):

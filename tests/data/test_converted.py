@@ -80,6 +80,12 @@ def test_a_file_is_what_its_first_bytes_say_where_its_name_says_nothing(tmp_path
     ]
 
 
+def test_a_text_of_comments_is_read_at_once(tmp_path):
+    comments = "<!---->" * 1100
+    write(tmp_path, **{"a.txt": comments.encode(), "b.txt": f"{comments}<html><p>x".encode()})
+    assert [document.text for document in read(tmp_path)[0]] == [comments, "x\n"]
+
+
 def test_order_is_that_of_the_names_however_long_each_takes(tmp_path):
     for number in range(60):
         kind = number % 3
@@ -150,9 +156,9 @@ def test_an_encrypted_pdf_is_named_with_what_to_try(tmp_path):
 def test_lines_that_an_outline_names_are_headings(tmp_path):
     write(
         tmp_path,
-        **{"a.pdf": made.pdf("Ports\nIt has two.", "3 The gateway\nPorts", outline={"Ports": 0, "The gateway": 1})},
+        **{"a.pdf": made.pdf("Ports\nIt has two.", "3.1.2 The gateway\nPorts", outline={"Ports": 0, "The gateway": 1})},
     )
-    assert read(tmp_path)[0][0].text == "# Ports\n\nIt has two.\n\f\n# 3 The gateway\n\nPorts\n"
+    assert read(tmp_path)[0][0].text == "# Ports\n\nIt has two.\n\f\n# 3.1.2 The gateway\n\nPorts\n"
 
 
 def test_without_the_extra_a_pdf_says_what_to_install_and_all_else_is_read(tmp_path, monkeypatch):

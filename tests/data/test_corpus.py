@@ -342,6 +342,14 @@ def test_a_pipe_is_not_read_before_it_is_wanted():
         os.close(reading)
 
 
+def test_a_corpus_that_is_to_fail_does_so_before_its_first_document_is_used(tmp_path):
+    (tmp_path / "a.txt").write_text("fine")
+    (tmp_path / "b.txt").write_bytes(b"\0")
+    Corpus([tmp_path]).require_text()
+    with pytest.raises(UnusableText, match=r"b\.txt:1"):
+        Corpus([tmp_path], on_error="fail").require_text()
+
+
 def test_an_infinite_figure_is_left_out_and_told(tmp_path):
     (tmp_path / "c.jsonl").write_text('{"text": "x", "a": [1, Infinity], "b": NaN, "c": 1}')
     problems = list[Problem]()

@@ -27,6 +27,7 @@ from memlm.cli.store.render import (
     print_passages,
     print_tuning,
 )
+from memlm.cli.store.sync import sync
 from memlm.cli.store.vectors import make_vectors_at_once, tell_missing_encoder, vectors
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
@@ -198,6 +199,9 @@ def keys(
             store, loaded, only=only, check=check, dtype=dtype, device=device, encoder=encoder, progress=progress
         )
     print_keys(report, json=json)
+
+
+app.command(epilog="Example: memlm index sync store docs/ --model model")(sync)
 
 
 @app.command(epilog="Example: memlm index delete store --where license=unknown")

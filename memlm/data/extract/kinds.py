@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from os.path import splitext
 
 HEADING = re.compile(r"#{1,6}[ \t]+(.*?\S)(?:[ \t]+#+)?[ \t]*")
 HEADING_WITHIN = 10_000  # characters
@@ -32,8 +32,9 @@ WEB_ARCHIVES = frozenset({".mht", ".mhtml", ".webarchive", ".maff"})
 PACKED_ARCHIVE = "a packed archive; unpack it, and name the folder"
 NO_READER = "a format without a reader here; save it as PDF, DOCX, HTML or text"
 
-MARKUP = re.compile(
-    rb"\s*(?:<\?xml[^>]{0,200}>\s*)?(?:<!--.{0,2000}?-->\s*)*<(?:!doctype\s+html|html)[\s>]", re.IGNORECASE | re.DOTALL
+MARKUP = re.compile(  # the comments in one step, or many of them could end in more ways than can be tried
+    rb"\s*(?:<\?xml[^>]{0,200}>\s*)?(?>(?:<!--.{0,2000}?-->\s*)*)<(?:!doctype\s+html|html)[\s>]",
+    re.IGNORECASE | re.DOTALL,
 )
 PDF_SIGNATURE = b"%PDF-"
 OTHER_SIGNATURES = (b"{\\rtf", b"%!PS", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
@@ -72,4 +73,4 @@ def title_of_markdown(text: str) -> str:
 
 
 def _suffix(name: str) -> str:
-    return PurePath(name.lower()).suffix
+    return splitext(name.lower())[1]

@@ -19,6 +19,7 @@ MAX_OUTLINE = 20_000  # entries
 SPLIT_WORD = re.compile("[\\x02\\ufffe\\xad]\\s*\\n?")  # a hyphen where PDFium found a word cut
 NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\ufffe\uffff]")
 WORD = re.compile(r"\w+")
+NUMBERED = re.compile(r"(?:[A-Z]\.)?\d+(?:\.\d+)*\.?\s+")  # sections, whose numbers an outline may leave out
 
 
 def read_pdf(data: bytes) -> Extracted:
@@ -101,7 +102,7 @@ def _with_headings(text: str, headings: dict[str, int]) -> str:
 def _marked(lines: list[str], headings: dict[str, int]) -> Iterable[str]:
     for line in lines:
         words = _words(line)
-        level = headings.get(words) or (headings.get(words.partition(" ")[2]) if line[:1].isdigit() else None)
+        level = headings.get(words) or headings.get(_words(NUMBERED.sub("", line, count=1)))
         if words and level:
             yield f"\n{'#' * min(level, 6)} {line.strip()}\n"
         else:

@@ -1,0 +1,167 @@
+"""A folder and its datastore stay the same."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from texts import make_text
+
+from memlm.data.corpus import Corpus, Document
+from memlm.errors import Corrupt, InvalidInput, NotFound
+from memlm.index.store.datastore import Datastore
+from memlm.indexing import sync as sync_module
+from memlm.indexing.build import add_to_index, build_index
+from memlm.indexing.sync import SYNCED, SyncPlan, plan_sync, signature_of, sync_index
+from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model_folder: Path) -> Checkpoint:
+    return load_checkpoint(model_folder)
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    for number, name in enumerate(("a.txt", "b.txt", "c.html")):
+        (folder / name).write_text(make_text(number, 20))
+    return folder
+
+
+def synced(checkpoint: Checkpoint, store: Path, *paths: Path) -> SyncPlan:
+    return sync_index(checkpoint, Corpus(paths), store, check="none").plan
+
+
+def texts_in(checkpoint: Checkpoint, store: Path) -> dict[str, str]:
+    with Datastore.open(store) as datastore:
+        return {
+            row.id: checkpoint.tokenizer.decode(segment.text_of(row.row).tolist())
+            for segment in datastore.snapshot.segments
+            for row in segment.live_documents()
+        }
+
+
+def test_a_store_holds_the_documents_of_the_folder(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    assert synced(checkpoint, store, docs) == SyncPlan(added=("a.txt", "b.txt", "c.html"))
+    (docs / "a.txt").write_text("another text")
+    (docs / "b.txt").unlink()
+    (docs / "d.txt").write_text("a new one")
+    expected = SyncPlan(added=("d.txt",), replaced=("a.txt",), deleted=("b.txt",), unchanged=("c.html",))
+    assert plan_sync(checkpoint.tokenizer, Corpus([docs]), store) == expected
+    assert synced(checkpoint, store, docs) == expected
+    assert texts_in(checkpoint, store) == {document.id: document.text for document in Corpus([docs])}
+    before = (store / "CURRENT").read_bytes()
+    assert synced(checkpoint, store, docs) == SyncPlan(unchanged=("a.txt", "c.html", "d.txt"))
+    assert (store / "CURRENT").read_bytes() == before
+
+
+def test_only_documents_of_the_same_folder_are_deleted(checkpoint, docs, tmp_path):
+    store, other = tmp_path / "store", tmp_path / "other"
+    other.mkdir()
+    (other / "b.txt").write_text((docs / "b.txt").read_text())
+    (other / "x.txt").write_text("another folder's")
+    build_index(checkpoint, [Document("own", "of nobody's folder"), docs / "a.txt"], store, check="none")
+    assert synced(checkpoint, store, docs).added == ("b.txt", "c.html")
+    assert synced(checkpoint, store, other) == SyncPlan(added=("x.txt",), unchanged=("b.txt",))
+    (docs / "a.txt").unlink()
+    (docs / "b.txt").unlink()
+    assert synced(checkpoint, store, docs).deleted == ("a.txt",)  # the other folder has a b.txt too
+    (other / "b.txt").unlink()
+    assert synced(checkpoint, store, other).deleted == ("b.txt",)
+    assert set(texts_in(checkpoint, store)) == {"own", "c.html", "x.txt"}
+
+
+def test_nothing_is_deleted_where_files_are_there_and_cannot_be_read(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    (docs / "b.txt").write_bytes(b"\0")
+    (docs / "a.txt").unlink()
+    assert synced(checkpoint, store, docs) == SyncPlan(deleted=("a.txt",), kept=("b.txt",), unchanged=("c.html",))
+    (docs / "b.txt").unlink()
+    assert synced(checkpoint, store, docs).deleted == ("b.txt",)  # what was kept is remembered
+    (docs / "c.html").unlink()
+    with pytest.raises(InvalidInput, match="no text was found"):
+        synced(checkpoint, store, docs)
+    shutil.rmtree(docs)
+    with pytest.raises(NotFound):
+        synced(checkpoint, store, docs)
+    assert set(texts_in(checkpoint, store)) == {"c.html"}
+
+
+def test_a_folder_that_cannot_be_listed_deletes_nothing(checkpoint, docs, tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    (docs / "deep").mkdir()
+    (docs / "deep" / "e.txt").write_text("far below")
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    scan = os.scandir
+
+    def refused(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied")
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert synced(checkpoint, store, docs).kept == ("a.txt", "deep/e.txt")
+    monkeypatch.undo()
+    assert synced(checkpoint, store, docs).deleted == ("a.txt",)
+
+
+def test_titles_and_metadata_count_too(checkpoint, tmp_path):
+    store, file = tmp_path / "store", tmp_path / "c.jsonl"
+    for title, year in (("A", 1), ("B", 1), ("B", 2)):
+        file.write_text(json.dumps({"id": "x", "text": "the same", "title": title, "year": year}))
+        plan = synced(checkpoint, store, file)
+        assert (plan.added or plan.replaced) == ("x",)
+    assert synced(checkpoint, store, file).unchanged == ("x",)
+
+
+@pytest.mark.parametrize("step", ["add_to_index", "Datastore"])
+def test_an_interrupted_call_goes_on_when_it_is_called_again(checkpoint, docs, tmp_path, monkeypatch, step):
+    class Killed(Exception):
+        pass
+
+    def kill(*args, **options):
+        if step == "add_to_index":
+            add_to_index(*args, **options)
+        raise Killed
+
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    (docs / "d.txt").write_text("a new one")
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs]), store)
+    stand_in = kill if step == "add_to_index" else type("Killing", (), {"open": staticmethod(kill)})
+    monkeypatch.setattr(sync_module, step, stand_in)
+    with pytest.raises(Killed):
+        sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan)
+    monkeypatch.undo()
+    (docs / "d.txt").unlink()  # what was added in between is known as the folder's
+    assert set(synced(checkpoint, store, docs).deleted) == {"a.txt", "d.txt"}
+
+
+def test_the_memory_of_the_folder_has_no_names(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    content = (store / SYNCED).read_text()
+    assert not any(word in content for word in ("a.txt", "html", "docs"))
+    (store / SYNCED).write_text("{")
+    with pytest.raises(Corrupt, match="remove it"):
+        synced(checkpoint, store, docs)
+
+
+def test_documents_that_cannot_be_read_again_are_refused(checkpoint, tmp_path):
+    for given in ([Document("a", "b")], ["-"]):
+        with pytest.raises(InvalidInput, match="only files and folders"):
+            plan_sync(checkpoint.tokenizer, Corpus(given), tmp_path / "s")
+
+
+def test_a_signature_differs_once_a_file_does(docs):
+    before = signature_of(Corpus([docs]))
+    assert signature_of(Corpus([docs])) == before
+    (docs / "a.txt").write_text("longer or shorter")
+    assert signature_of(Corpus([docs])) != before
