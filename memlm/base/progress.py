@@ -17,6 +17,8 @@ UNITS = {
     "embed chunks": "chunks",
     "evaluate": "bytes",
     "evaluate index": "indexes",
+    "find passages": "pieces",
+    "index words": "passages",
     "learn tokens": "bytes",
     "make keys": "tokens",
     "make vectors": "passages",

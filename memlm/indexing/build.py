@@ -32,7 +32,7 @@ from memlm.indexing.keys import ALL, KeysMade, make_keys
 from memlm.indexing.pruning import check_prune
 from memlm.indexing.quality import KeyCheck, Quality
 from memlm.indexing.self_tuning import SelfTuning
-from memlm.indexing.text import write_text
+from memlm.indexing.text import index_words, write_text
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import window_size
 from memlm.retrieval.store import ModelStore
@@ -316,8 +316,9 @@ class _Run:
         written = write_text(writer, self.checkpoint.tokenizer, corpus, replace=replace, progress=self.progress)
         made, keys_s = None, None
         with writer.commit(self.progress) as datastore:
-            on_text()
             number = datastore.manifest.last_segment
+            index_words(datastore.snapshot, number, self.checkpoint.tokenizer, self.progress)
+            on_text()
             if self.keys == "auto":
                 keys_s = seconds_of_keys(datastore, self.checkpoint, number)
             if self.keys == "now" or (keys_s is not None and keys_s < QUICK_KEYS_S):

@@ -31,6 +31,7 @@ from memlm.index.store.writer import StoreWriter
 from memlm.indexing.checks import Checked, run_checks
 from memlm.indexing.encoding import BlockEncoder, LocalEncoder
 from memlm.indexing.pruning import EncodedWindow
+from memlm.indexing.text import index_words
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import document_windows, window_size
 from memlm.retrieval.store import ModelStore
@@ -107,7 +108,9 @@ def make_keys(
                 made = _Piece(writer, checkpoint, rows, encoder, entries, total, progress).write()
                 resumed += writer.num_resumed_entries
                 if made.entries:
-                    writer.commit(progress).close()
+                    with writer.commit(progress) as committed:
+                        number = committed.manifest.last_segment
+                        index_words(committed.snapshot, number, checkpoint.tokenizer, progress)
                 else:  # all were deleted meanwhile
                     writer.discard()
             entries, documents = entries + made.entries, documents + made.documents

@@ -1,4 +1,4 @@
-"""Documents -> a segment of text: their tokens, ids, titles and metadata, without keys.
+"""Documents -> a segment of text: their tokens, ids, titles and metadata, without keys, and the words of its passages.
 
 This reads at the pace of the tokenizer. All that needs no keys answers once it is committed: passages, words, traces
 and drafts. An interrupted reading starts the corpus again, compares what is on the disk with it, and appends the rest.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ from jaxtyping import Int64
 from memlm.base.progress import Progress
 from memlm.data.corpus import Corpus, Document
 from memlm.data.tokenizer import Tokenizer
+from memlm.index.store.derived.cuts import SegmentCuts
+from memlm.index.store.derived.passages import SegmentPassages
+from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
 
 AT_ONCE_DOCUMENTS, AT_ONCE_CHARACTERS = 256, 1 << 19  # tokenized together, on all cores
@@ -53,6 +57,24 @@ def write_text(
             synced = tokens
         progress("read", read, max(total, read), f"{documents:,} documents")
     return TextWritten(documents, tokens)
+
+
+def index_words(snapshot: Snapshot, number: int, tokenizer: Tokenizer, progress: Progress) -> None:
+    """Indexes the words of the passages of a segment, given by its number, so that the first question need not. A
+    folder that cannot be written stays as it is.
+    """
+    for segment in snapshot.segments:
+        if segment.record.number != number:
+            continue
+        cuts = SegmentCuts(snapshot.path, segment, tokenizer.decode_bytes)
+        with closing(cuts):
+            while not cuts.is_complete:
+                cuts.build()
+                progress("find passages", cuts.num_done, cuts.num_pieces)
+            with closing(SegmentPassages(snapshot.path, segment, cuts)) as passages:
+                while not passages.is_complete:
+                    passages.build()
+                    progress("index words", passages.num_done, len(passages))
 
 
 def _tokenized(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[tuple[Document, Int64[np.ndarray, " n"]]]:

@@ -134,6 +134,31 @@ def test_a_crash_at_every_step_of_a_change_leaves_the_old_state_or_the_new(corpu
 
 
 @pytest.mark.crash
+def test_a_crash_at_every_step_of_new_keys_leaves_each_document_once_and_a_store_that_goes_on(corpus, tmp_path):
+    def give_keys(path: Path) -> None:
+        """To the first half of the documents."""
+        with StoreWriter.keying(path, spec(), {1: range(6)}) as writer:
+            fill(writer, corpus, stop_after=6)
+            writer.commit(defaults=DEFAULTS).close()
+
+    build(tmp_path / "text", corpus, NO_INDEX).close()
+    seen = set()
+    for step, path in crash_at_every_step(give_keys, tmp_path / "text", tmp_path):
+        with Datastore.open(path) as store:
+            seen.add(store.snapshot.keyed.num_documents)
+            if not store.snapshot.is_keyed:
+                give_keys(path)
+                store.refresh()
+            snapshot = store.snapshot
+            assert [document.id for document in snapshot.documents()] == corpus.names, f"step {step}"
+            assert (snapshot.keyed.num_documents, snapshot.defaults) == (6, DEFAULTS)
+            assert snapshot.verify() == []
+            found = snapshot.search(corpus.keys_ND[:1], 3).ids_QK
+            assert {place.document_id for place in snapshot.locate(found[0])} <= set(corpus.names[:6])
+    assert seen == {0, 6}
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("index", ["auto", NO_INDEX])
 def test_a_crash_at_every_step_of_adding_leaves_the_old_documents_or_all(corpus, tmp_path, index):
     more = Corpus(2, num_documents=3, prefix="more")

@@ -40,6 +40,11 @@ class DerivedTables(ABC, Generic[P]):
         """Pieces that `build` has added, or all of a file that was complete."""
         return len(self._pieces) if self.is_complete else self._done
 
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of complete tables."""
+        return len(self._pieces)
+
     @abstractmethod
     def _create(self, base: sqlite3.Connection) -> None:
         """Creates the empty tables."""
