@@ -9,7 +9,7 @@ import pytest
 from memlm.errors import Corrupt
 from memlm.index.store.derived import postings as postings_module
 from memlm.index.store.derived.bm25 import Searched, best_passages, bm25, scores_of
-from memlm.index.store.derived.postings import Postings, PostingsWriter
+from memlm.index.store.derived.postings import Postings, PostingsWriter, hash_of
 
 WORDS = [f"w{number}" for number in range(60)]
 COMMON = 1 / np.arange(1, len(WORDS) + 1) ** 1.1
@@ -160,3 +160,10 @@ def test_a_file_that_is_cut_off_or_changed_is_refused_or_raises(tmp_path):
             messages.append(str(error))
     assert messages
     assert all("passages.bin is damaged" in message for message in messages)
+
+
+def test_a_term_of_many_passages_has_a_count_for_each_and_a_rare_one_its_places():
+    (block,) = written([["a", "b"] if number == 5 else ["a"] for number in range(30)]).blocks
+    often, rarely = (block.postings(int(block.rows(np.array([hash_of(term)], np.uint64))[0])) for term in "ab")
+    assert (often.places, often.counts.tolist()) == (None, [1] * 30)
+    assert (rarely.places.tolist(), rarely.counts.tolist()) == ([5], [1])

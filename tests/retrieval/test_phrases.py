@@ -146,7 +146,7 @@ def test_what_is_stored_in_one_form_is_found_in_the_other(model_folder, tmp_path
     """By words and as a passage, with the places of the text as it is stored."""
     words = ["été", "Ångström", "हिन्दी", "தமிழ்", "ܫܠܳܡܳܐ", "שָׁלוֹם", "ガラス", "한국", "🙂"]
     stored = {
-        form + str(number): unicodedata.normalize(form, f"begin {word} end")
+        form + str(number): unicodedata.normalize(form, f"{form} begin {word} end")
         for form in ("NFC", "NFD")
         for number, word in enumerate(words)
     }
@@ -158,7 +158,7 @@ def test_what_is_stored_in_one_form_is_found_in_the_other(model_folder, tmp_path
                 asked = unicodedata.normalize(form, word)
                 places = lm.search(None, asked, by="words")
                 assert {each.document_id for each in places} == expected
-                assert {each.char_offset for each in places} <= {5, 6}  # a token may begin with the space
+                assert {each.char_offset for each in places} <= {9, 10}  # a token may begin with the space
                 assert {each.document_id for each in lm.find_passages(asked, k=2)} == expected
 
 
