@@ -14,7 +14,8 @@ FRAGMENTS = [
     "# One\n", "## Two ##\n", "### Three\n", "\n", "\n\n", "A sentence here. ", "Another one! ", "e.g. this  and, ",
     "- item one\n", "* item\n", "12. number ", "```\n", "```py\n", "~~~\n", "| a | b |\n", "| c. D | d |\n",
     "    code line;\n", "Title\n=====\n", "=====\nOver\n=====\n", "Sub\n---\n", "\f", "word ", "Wörter über ", "über ",
-    "東京は大きい。", "京都", "x" * 30, " ", "  ", "\t", "\r\n", "# ", "#", "---\n", "🙂",
+    "  ## Deep\n", " Title\n=====\n", "東京は大きい。", "京都", "x" * 30, " ", "  ", "\t", "\r\n", "# ", "#", "---\n",
+    "🙂",
 ]  # fmt: skip
 
 
@@ -94,8 +95,10 @@ def test_signs_of_markdown_are_headings_in_markdown_alone_and_underlined_titles_
     text = "# One\n\ntext\n\nTwo\n===\n\ntext\n\nThree\n-----\n\ntext\n"
     assert [cut.headings for cut in tokens_of(text).cuts(20, markdown=True)][1:] == [("Two",), ("Two", "Three")]
     assert tokens_of(text).cuts(20, markdown=True)[0].headings == ("One",)
+    assert tokens_of(f" {text}").cuts(20, markdown=True)[0].headings == ("One",)  # as SentencePiece begins a text
+    assert tokens_of(" Two\n===\n").cuts(20, markdown=False)[0].headings == ("Two",)
     assert [cut.headings for cut in tokens_of(text).cuts(20, markdown=False)] == [(), ("Two",), ("Two", "Three")]
-    for other in ("a paragraph\nTwo\n===\n", "Two words\n===\n", "  Two\n===\n", "===\n===\n"):
+    for other in ("a paragraph\nTwo\n===\n", "Two words\n===\n", "    Two\n===\n", "===\n===\n"):
         assert {cut.headings for cut in tokens_of(other).cuts(20, markdown=True)} == {()}
     names = [("a.md", {}), ("A.MARKDOWN", {}), ("a.html", {"format": "html"}), ("a.py", {}), ("a", {"format": ["x"]})]
     assert [is_markdown(*each) for each in names] == [True, True, True, False, False]

@@ -85,7 +85,7 @@ def blocks_by_lines(content: bytes, *, markdown: bool) -> list[tuple[int, int, s
     fence, is_new, page = b"", True, False
     for number, line in enumerate(lines):
         text, words = line.rstrip(b"\n\f"), line.strip()
-        heading = re.fullmatch(rb"(#{1,6})[ \t]+([^ \t].{0,199})", text)
+        heading = re.fullmatch(rb" {0,3}(#{1,6})[ \t]+([^ \t].{0,199})", text)
         title = heading[2].rstrip().rstrip(b"#").strip() if heading and markdown else b""
         mark = re.match(rb"`{3,}|~{3,}", words) if markdown else None
         if fence:
@@ -117,8 +117,15 @@ def title_above(lines: list[bytes], number: int) -> int | None:
     under = lines[number].rstrip()
     if number == 0 or not re.fullmatch(rb"([#*=~^\"'+-])\1\1+", under):
         return None
-    title, first = lines[number - 1].rstrip().decode(), number - 1
-    if not title.strip(under.decode()) or title[0].isspace() or abs(len(title) - len(under)) > 2 or len(title) > 200:
+    line, first = lines[number - 1].rstrip(), number - 1
+    title = line.lstrip(b" ").decode()
+    if (
+        not title.strip(under.decode())
+        or title[0].isspace()
+        or line.startswith(b"    ")
+        or abs(len(title) - len(under)) > 2
+        or len(title) > 200
+    ):
         return None
     if first and lines[first - 1].rstrip() == under:
         first -= 1

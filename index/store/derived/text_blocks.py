@@ -1,7 +1,8 @@
 """Bytes of a text -> its blocks: headings, paragraphs, list items, fenced code.
 
 Headings are lines of Markdown that begin with `#`, and in every text lines of equal length with a line of one sign
-below them, as in reStructuredText. A form feed ends a page, and a block as an empty line does.
+below them, as in reStructuredText. Up to three spaces before them do not count: some tokenizers begin a text with one.
+A form feed ends a page, and a block as an empty line does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TITLE_CHARACTERS = 200  # at most; a longer line is text
 
 _FIRST = rb"(?:\f|\n(?=[ \t\r]*[\n\f]|[ \t]*[-*+=~^\"'`#\d]))"  # quickly passes over other lines
 _BLANK = rb"(?P<blank>(?:[ \t\r]*[\n\f])*)"
-_HEADING = rb"(?P<signs>\#{1,6})[ \t]+(?P<title>[^ \t\n\f][^\n\f]{0,199})(?=[\n\f]|\Z)"
+_HEADING = rb" {0,3}(?P<signs>\#{1,6})[ \t]+(?P<title>[^ \t\n\f][^\n\f]{0,199})(?=[\n\f]|\Z)"
 _FENCE = rb"[ \t]*(?P<fence>`{3,}|~{3,})"
 _UNDERLINE = rb"(?P<line>(?P<sign>[#*=~^\"'+-])(?P=sign){2,})[ \t\r]*(?=[\n\f]|\Z)"
 _ITEM = rb"(?P<item>[ \t]*(?:[-*+]|\d{1,3}[.)])[ \t])"
@@ -128,10 +129,11 @@ def _title_above(content: bytes, begin: int, match: re.Match[bytes]) -> int | No
     if match["blank"]:
         return None
     start = _line_of(content, match.start())
-    title = content[start : match.start()].rstrip().decode(errors="replace")
+    line = content[start : match.start()].rstrip()
+    title = line.lstrip(b" ").decode(errors="replace")
     if not title.strip(match["sign"].decode()) or title[0].isspace() or len(title) > TITLE_CHARACTERS:
         return None
-    if abs(len(title) - len(match["line"])) > 2:
+    if line.startswith(b"    ") or abs(len(title) - len(match["line"])) > 2:
         return None
     above = _line_of(content, max(0, start - 1))
     if content[above:start].rstrip() == match["line"]:
