@@ -29,6 +29,7 @@ MAY_START_PROCESSES = {
     "memlm/bench/serve.py",
     "memlm/bench/versus_llama_cpp.py",
     "memlm/cli/models.py",
+    "memlm/data/extract/pool.py",
     "memlm/distributed/shard_finder.py",
 }
 FORBIDDEN = {
