@@ -14,7 +14,7 @@ NOTES = [
 model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 with tempfile.TemporaryDirectory() as folder:
     store = Path(folder) / "store"
-    memlm.build_index(model, NOTES, store)
+    memlm.build_index(model, NOTES, store, keys="now")
     with memlm.load(model, stores=[store]) as lm:
         for token in lm.generate("The gateway listens on", max_tokens=8, temperature=0, lam=0.8, neighbors=8):
             agreeing = [place for place in token.neighbors if place.token_id == token.id]

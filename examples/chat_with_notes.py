@@ -11,7 +11,7 @@ NOTES = [memlm.Document("quillon.md", "The Quillon 40 is a weather station for s
 model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 with tempfile.TemporaryDirectory() as folder:
     store = Path(folder) / "store"
-    memlm.build_index(model, NOTES, store)
+    memlm.build_index(model, NOTES, store, keys="now")
     with memlm.load(model, stores=[store]) as lm:
         messages = [{"role": "user", "content": "What is the Quillon 40?"}]
         answer = lm.chat(messages, max_tokens=40, temperature=0).result()

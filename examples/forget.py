@@ -14,7 +14,7 @@ NEW = memlm.Document("quillon.md", f"{CONTEXT}{FACT} for ships. It measures wind
 model = sys.argv[1] if len(sys.argv) > 1 else "smollm2"
 with tempfile.TemporaryDirectory() as folder:
     store = Path(folder) / "store"
-    memlm.build_index(model, [BEFORE], store)
+    memlm.build_index(model, [BEFORE], store, keys="now")
     with memlm.load(model, stores=[store]) as lm:
 
         def probability() -> float:
@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as folder:
             return math.exp(lm.loglikelihood(CONTEXT, FACT, lam=0.8)[0])
 
         print(f"before it is added:  {probability():.2g}")
-        memlm.add_to_index(lm.checkpoint, [NEW], store)
+        memlm.add_to_index(lm.checkpoint, [NEW], store, keys="now")
         print(f"in the datastore:    {probability():.2g}")
         lm.delete_documents([NEW.id])
         print(f"after its deletion:  {probability():.2g}")

@@ -12,7 +12,7 @@ import memlm
 model, corpus, held_out = sys.argv[1:]
 with tempfile.TemporaryDirectory() as folder:
     store = Path(folder) / "store"
-    memlm.build_index(model, [corpus], store)
+    memlm.build_index(model, [corpus], store, keys="now")
     with memlm.load(model, stores=[store]) as lm:
         for path in sorted(Path(held_out).rglob("*")):
             if path.is_file():

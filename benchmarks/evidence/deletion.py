@@ -103,7 +103,14 @@ def _row(
     first = kept if kind == REMEMBERED else [*kept, *gone]  # deleted ones last: the others keep their places
     for documents, path in ((first, held), (kept, never)):
         build_index(
-            checkpoint, Corpus(documents), path, index=index, window=size.window, stride=size.stride, check="none"
+            checkpoint,
+            Corpus(documents),
+            path,
+            index=index,
+            window=size.window,
+            stride=size.stride,
+            check="none",
+            keys="now",
         )
     if kind == REMEMBERED:
         with LanguageModel(checkpoint, [held]) as lm:

@@ -110,7 +110,7 @@ def make_store(checkpoint: Checkpoint, domain: Domain, store: Path, progress: Pr
     if not is_datastore(store):
         size = windows_for(checkpoint)
         build_index(
-            checkpoint, Corpus(domain.stored), store, window=size.window, stride=size.stride, check="none",
+            checkpoint, Corpus(domain.stored), store, window=size.window, stride=size.stride, check="none", keys="now",
             progress=progress,
         )  # fmt: skip
     with Datastore.open(store) as datastore:

@@ -22,7 +22,7 @@ def bench_generate(model: Path | None, *, entries: int, repeats: int, progress: 
     with workplace() as folder:
         texts = library_texts(folder / "texts", int(entries * BYTES_PER_ENTRY))
         path = model_for(model, folder / "model", texts)
-        built = build_index(path, Corpus([texts]), folder / "store", progress=progress)
+        built = build_index(path, Corpus([texts]), folder / "store", keys="now", progress=progress)
         with load(path, [folder / "store"]) as lm:
             for use_store in (True, False):
                 time_per_token(lm.generate, 0, use_store=use_store)

@@ -110,7 +110,7 @@ def _build(checkpoint: Checkpoint, texts: Path, store: Path, seed: int, to: Cons
     to.print(f"The documents are modules of {PACKAGE} in Python {sys.version.split()[0]}: {split}.\n")
     to.rule("1. Build a datastore", align="left")
     with ConsoleProgress() as progress:
-        built = build_index(checkpoint, Corpus([texts / "store"]), store, seed=seed, progress=progress)
+        built = build_index(checkpoint, Corpus([texts / "store"]), store, keys="now", seed=seed, progress=progress)
     print_build(built, to)
     return built
 
@@ -222,9 +222,8 @@ def _print_summary(folder: Path, model: Path, report: DemoReport) -> None:
     print_commands(
         "The same with your own files:",
         [
-            f"memlm index build docs/ --model {quote(str(model))} --out my-docs --index none",
-            f"memlm answer 'QUESTION' --model {quote(str(model))} --store my-docs",
-            f"memlm index build docs/ --model {quote(str(model))} --out my-store",
+            f"memlm index build docs/ --model {quote(str(model))} --out my-store --keys now",
+            f"memlm answer 'QUESTION' --model {quote(str(model))} --store my-store",
             f"memlm generate 'To install, run' --model {quote(str(model))} --store my-store --show-sources",
             f"memlm serve --model {quote(str(model))} --store my-store",
         ],

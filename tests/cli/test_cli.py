@@ -350,7 +350,7 @@ def test_a_build_whose_checks_were_cut_short_says_how_to_finish_them(
 
     build = ["index", "build", corpus_folder, "--model", model_folder, "--out", tmp_path / "s"]
     with monkeypatch.context() as patched:
-        patched.setattr("memlm.indexing.build.run_checks", interrupted)
+        patched.setattr("memlm.indexing.keys.run_checks", interrupted)
         code, _, problem = memlm(capsys, *build, "--index", "IVF16,SQfp16")
     assert code == 130
     by_hand = f"memlm index verify {quote(str(tmp_path / 's'))} --model"
@@ -419,23 +419,24 @@ def at_terminal(typed: str, *words: object) -> tuple[int, str]:
 
 
 def test_long_work_is_foretold_and_asked_about_on_a_terminal(capsys, model_folder, own_store, huge, tmp_path):
-    foretold = r"entries take about [\d.,]+ (h|days)\. A datastore with --index none takes about [\d.,]+ (min|h|days)"
+    foretold = r"The keys of [\d,]+ tokens take about [\d.,]+ (h|days)\."
     build = ["index", "build", huge, "--model", model_folder, "--out", tmp_path / "s"]
-    code, shown = at_terminal("n\n", *build)
+    code, shown = at_terminal("n\n", *build, "--keys", "now")
     assert code == 1
-    assert re.search(rf"{foretold}.* Go on\? \[y/N\]", shown)
+    assert re.search(rf"{foretold}.*Go on\? \[y/N\]", shown, re.DOTALL)
     assert not (tmp_path / "s").exists()
     printed = memlm(capsys, *build, "--dry-run")[1]
-    assert re.search(r"time +about [\d.,]+ (h|days), [\d,]+ tokens/s", printed)
+    assert re.search(
+        r"time +about [\d.,]+ (min|h|days) until it answers, [\d.,]+ (h|days) for keys, [\d,]+ tokens/s", printed
+    )
 
-    add = ["index", "add", own_store, huge, "--model", model_folder, "--check", "none"]
+    add = ["index", "add", own_store, huge, "--model", model_folder, "--check", "none", "--keys", "now"]
     code, shown = at_terminal("", *add, "--yes")
     assert (code, "Go on?" in shown) == (0, False)
-    assert re.search(r"entries take about [\d.,]+ (h|days)\.", shown)
-    assert "--index none" not in shown
+    assert re.search(foretold, shown)
     code, _, told = memlm(capsys, *add, "--replace")
     assert (code, "Go on?" in told) == (0, False)
-    assert re.search(r"entries take about [\d.,]+ (h|days)\.", told)
+    assert re.search(foretold, told)
     assert "take about" not in memlm(capsys, "index", "add", own_store, huge / "a0.txt", "--model", model_folder)[2]
 
 

@@ -243,8 +243,9 @@ def test_a_build_tells_how_far_it_is_until_all_is_checked(model_folder, corpus_f
         model_folder, Corpus([corpus_folder]), tmp_path / "s", index="IVF16,SQfp16", check="full", progress=tell
     )
     assert [phase for phase, _ in phases] == [
-        "load", "read", "check files", "sort passages", "make keys", "train index", "assign to lists", "add to index",
-        "evaluate index", "check files", "sort passages", "check", "check keys", "tune", "measure quality",
+        "load", "read", "check files", "sort passages", "find passages", "index words",
+        "make keys", "train index", "assign to lists", "add to index", "evaluate index", "check files", "sort passages",
+        "check", "check keys", "tune", "measure quality",
     ]  # fmt: skip
     for _, steps in phases:
         assert steps == sorted(steps)

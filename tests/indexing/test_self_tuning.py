@@ -150,7 +150,7 @@ def test_an_untuned_store_continues_its_own_text(tmp_path):
     texts.mkdir()
     for name in ("service.md", "model.md"):
         (texts / name).write_text((DOCS / name).read_text()[:2500])
-    build_index("smollm2", Corpus([texts]), tmp_path / "s")
+    build_index("smollm2", Corpus([texts]), tmp_path / "s", keys="now")
     right = 0
     with load("smollm2", [tmp_path / "s"]) as lm:
         for text in texts.iterdir():
@@ -165,7 +165,7 @@ def test_an_untuned_store_continues_its_own_text(tmp_path):
 @needs_smollm2
 def test_a_store_of_three_notes_continues_them_and_leaves_other_text_alone(tmp_path):
     notes = [Document(name, (DOCS / name).read_text()[200:1300]) for name in ("service.md", "model.md", "security.md")]
-    report = build_index("smollm2", notes, tmp_path / "s", check="full")
+    report = build_index("smollm2", notes, tmp_path / "s", keys="now", check="full")
     assert report.entries < 1200
     right, places = 0, 0
     with load("smollm2", [tmp_path / "s"]) as lm:
@@ -187,7 +187,7 @@ def test_a_store_of_three_notes_continues_them_and_leaves_other_text_alone(tmp_p
 def test_facts_in_equal_sentences_are_each_remembered(tmp_path):
     """28 of these 30 were right at one temperature, where others outvoted the one that was asked for."""
     notes = [Document(name, (DOCS / name).read_text()[200:1300]) for name in ("service.md", "model.md", "security.md")]
-    build_index("smollm2", notes, tmp_path / "s", check="full")
+    build_index("smollm2", notes, tmp_path / "s", keys="now", check="full")
     facts = facts_of(30)
     with load("smollm2", [tmp_path / "s"]) as lm:
         lm.remember([NewDocument(fact.id, fact.text) for fact in facts])
@@ -197,7 +197,7 @@ def test_facts_in_equal_sentences_are_each_remembered(tmp_path):
 
 def test_a_report_says_why_a_store_was_not_tuned_and_what_tunes_it(checkpoint, tmp_path, capsys):
     def last_lines(report) -> str:
-        print_build(report, json=False)
+        print_build(report, Path("model"), json=False)
         return " ".join(capsys.readouterr().out.split("not tuned")[-1].split())
 
     note, texts = (
@@ -261,7 +261,7 @@ def test_a_tuning_by_hand_is_kept_and_said_to_be_outgrown(checkpoint, tmp_path, 
     added = add_to_index(checkpoint, _texts(3, 16), store)
     assert added.tuning is None
     assert _defaults(store) == by_hand
-    print_build(added, json=False)
+    print_build(added, Path("model"), json=False)
     assert f"memlm index tune {store} HELDOUT --model MODEL tunes it again" in " ".join(capsys.readouterr().err.split())
     done = compact_index(store, checkpoint)
     assert (done.was_tuned, done.outgrown, _defaults(store)) == (False, added.outgrown, by_hand)
