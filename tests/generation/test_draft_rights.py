@@ -16,6 +16,7 @@ from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import load_checkpoint
+from memlm.model.kernels.native import library
 from memlm.retrieval.store import ModelStore
 
 PROMPT = "a model can be read, a model can"
@@ -68,6 +69,7 @@ def use_much(lm: LanguageModel, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("own", [{"use_store": False}, {"store": "open", **MEMORY}])
+@pytest.mark.skipif(library() is None, reason="without the native kernels no draft pays here, so none is made")
 def test_what_a_caller_sees_does_not_depend_on_a_datastore_of_others(model_folder, stores, sizes, own):
     secrets: list[dict[str, Any]] = [{"store": "secret", **MEMORY}, {"stores": ["open", "secret"], **MEMORY}]
     secrets.append({"store": "keyless"})
