@@ -172,6 +172,9 @@ IN_REPORTS = {  # families whose tables are elsewhere: title, page, command
     "variants": ("Variants of the decoder", "tables/variants.md", None),
     "effects": ("Effects of parts of the decoder", "tables/variants.md#effects", None),
 }
+IN_THE_LOG = {  # benches without files of results: title, entry, command
+    "Answers in found passages": ("log/2026-11-28-passages-follow-the-text.md", "python -m benchmarks questions"),
+}
 GONE = "removed after commit d31043b"  # of a bench: its report and entries of the log stand, and git has the program
 
 
@@ -242,6 +245,8 @@ def commands_table() -> Iterator[str]:
         yield f"| {family.title} | `{family.command}` | [below](#{anchor}) |"
     for name, (title, page, command) in IN_REPORTS.items():
         yield f"| {title} | {f'`{command}`' if command else GONE} | [page]({page}), `{name}*.json` |"
+    for title, (entry, log_command) in IN_THE_LOG.items():
+        yield f"| {title} | `{log_command}` | [log]({entry}) |"
 
 
 def family_of(name: str) -> str:

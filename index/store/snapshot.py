@@ -88,11 +88,8 @@ class Snapshot:
     @cached_property
     def keyed(self) -> Snapshot:
         """The part of it whose entries have keys, where neighbors are found. Words, passages and drafts are of all."""
-        segments = tuple(segment for segment in self.segments if segment.record.is_keyed)
-        if segments == self.segments:
-            return self
-        view = copy(self)
-        view.segments = segments
+        view = copy(self)  # one that held itself would keep its files until a garbage collection
+        view.segments = tuple(segment for segment in self.segments if segment.record.is_keyed)
         return view
 
     @property

@@ -139,7 +139,7 @@ def test_one_text_in_place_of_a_list_is_refused_wherever_a_list_is_taken(lm, giv
 
 def test_a_deletion_by_one_text_deletes_nothing(tmp_path, model_folder):
     documents = [Document(str(number), f"text number {number} of all") for number in range(13)]
-    build_index(model_folder, documents, tmp_path / "store", index="none")
+    build_index(model_folder, documents, tmp_path / "store", keys="none")
     with load(model_folder, [tmp_path / "store"]) as lm, Datastore.open(tmp_path / "store") as store:
         for delete in (lm.delete_documents, store.delete, lambda ids: DeleteDocumentsRequest.of(ids, None)):
             for wrong, says in (

@@ -21,7 +21,7 @@ TEXTS = {
 def test_an_answer_counts_in_a_document_that_answers_up_to_its_rank(tmp_path, model_folder):
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
-    build_index(model_folder, Corpus(sorted(tmp_path.glob("*.txt"))), tmp_path / "store", index="none", check="none")
+    build_index(model_folder, Corpus(sorted(tmp_path.glob("*.txt"))), tmp_path / "store", keys="none")
     asked = [
         {"question": "kettle boils", "answers": ["100  Degrees", "212"], "files": ["html/a.html"], "kind": "same"},
         {"question": "kettle red loud old", "answers": ["100 degrees"], "files": ["a.html"], "kind": "same"},

@@ -25,7 +25,7 @@ def found(model_folder, tmp_path):
         if opened:
             opened.pop().close()
         store = tmp_path / f"store-{random.random()}"
-        build_index(model_folder, Corpus(list(documents[:2])), store, index="none", check="none")
+        build_index(model_folder, Corpus(list(documents[:2])), store, keys="none")
         if documents[2:]:
             add_to_index(model_folder, Corpus(list(documents[2:])), store)
         opened.append(load(model_folder, [store]))

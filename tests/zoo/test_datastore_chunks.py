@@ -47,7 +47,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> Path:
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "store", index="none", check="none")
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "store", keys="none")
     return tmp_path / "store"
 
 
@@ -55,7 +55,7 @@ def store(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> Path:
 def retro_folder(tmp_path_factory, model_folder: Path, corpus_folder: Path) -> Path:
     """The tiny model with a retrieval whose last projections are not zero."""
     folder = tmp_path_factory.mktemp("retro")
-    build_index(model_folder, Corpus([corpus_folder]), folder / "store", index="none", check="none")
+    build_index(model_folder, Corpus([corpus_folder]), folder / "store", keys="none")
     settings = replace(TRAINING, chunk_store=str(folder / "store"), steps=20, learning_rate=0.05, batch_size=2)
     train(Corpus([corpus_folder]), folder / "model", settings, init_from=model_folder)
     return folder / "model"

@@ -40,7 +40,8 @@ class SegmentCuts(DerivedTables[range]):
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
         self._segment, self._decode_bytes = segment, decode_bytes
         self._cutter = Cutter(decode_bytes, LIMIT_TOKENS)
-        self._new, self._num_headings = self._cut(), 0
+        # A generator of its own method would keep it, with the files of the segment, until a garbage collection.
+        self._new, self._num_headings = _cuts_of(segment, self._cutter), 0
         self._last_headings: tuple[str, ...] | None = None
         self.form = f"cuts {FORMAT} {LIMIT_TOKENS}"  # for what is made of them
         pieces = range(-(-segment.record.entries // PIECE_TOKENS))
@@ -118,7 +119,7 @@ class SegmentCuts(DerivedTables[range]):
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
         if pieces.start == 0:
-            self._new, self._last_headings, self._num_headings = self._cut(), None, 0
+            self._new, self._last_headings, self._num_headings = _cuts_of(self._segment, self._cutter), None, 0
         is_last, stop, cuts = pieces.stop == len(self._pieces), pieces.stop * PIECE_TOKENS, list[tuple[int, int, int]]()
         for cut in self._new:
             if cut.headings != self._last_headings:
@@ -130,12 +131,13 @@ class SegmentCuts(DerivedTables[range]):
         columns = np.array(cuts, "<i8").reshape(-1, 3).T
         base.execute("insert into cuts values (?, ?, ?, ?)", (pieces.start, *(column.tobytes() for column in columns)))
 
-    def _cut(self) -> Iterator[Cut]:
-        """Cuts all documents. The rows of the cuts are those of the segment."""
-        starts = self._segment.starts.tolist()
-        for begin in range(0, len(starts) - 1, DOCUMENTS_AT_ONCE):
-            documents = range(begin, min(begin + DOCUMENTS_AT_ONCE, len(starts) - 1))
-            for row, document in sorted(self._segment.documents.at_each(documents).items()):
-                tokens_T = self._segment.values_N[starts[row] : starts[row + 1]]
-                for cut in self._cutter.cuts(tokens_T, markdown=is_markdown(document.id, document.metadata)):
-                    yield cut._replace(row=starts[row] + cut.row)
+
+def _cuts_of(segment: Segment, cutter: Cutter) -> Iterator[Cut]:
+    """Cuts all documents. The rows of the cuts are those of the segment."""
+    starts = segment.starts.tolist()
+    for begin in range(0, len(starts) - 1, DOCUMENTS_AT_ONCE):
+        documents = range(begin, min(begin + DOCUMENTS_AT_ONCE, len(starts) - 1))
+        for row, document in sorted(segment.documents.at_each(documents).items()):
+            tokens_T = segment.values_N[starts[row] : starts[row + 1]]
+            for cut in cutter.cuts(tokens_T, markdown=is_markdown(document.id, document.metadata)):
+                yield cut._replace(row=starts[row] + cut.row)
