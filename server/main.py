@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from memlm.base.machine import raise_file_limit
 from memlm.distributed.cluster import prepare
 from memlm.errors import InvalidInput
 from memlm.generation.sessions.fence import SessionFence
@@ -27,7 +28,7 @@ from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_read
 from memlm.server.inference.handle import JOIN_S
 from memlm.server.inference.pool import EnginePool, WorkerPool
 from memlm.server.ownership import lock_folders
-from memlm.server.processes import file_limit, raise_file_limit, trim_heap
+from memlm.server.processes import file_limit, trim_heap
 from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.calls import Tracer
 from memlm.server.telemetry.logs import start_logging

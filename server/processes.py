@@ -20,6 +20,7 @@ from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 from memlm.base.cpu import spin_briefly
+from memlm.base.machine import raise_file_limit
 from memlm.server.config import IDLE
 
 PRELOADED = "memlm.server.preload"
@@ -88,13 +89,6 @@ def trim_heap() -> None:
     """Returns free pages to the system, in milliseconds. glibc would keep the most that was ever used at once."""
     if _malloc_trim is not None:
         _malloc_trim(0)
-
-
-def raise_file_limit() -> None:
-    """Raises the soft limit of open files, often 1,024, to the hard one: each connection and upload takes a file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS has no number for "unlimited"
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def file_limit() -> int:

@@ -14,6 +14,7 @@ import torch
 from chats import PLAIN, PLAIN_TOKENS, give_template
 from texts import make_text
 
+from memlm.base.machine import raise_file_limit
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import Tokenizer
 from memlm.indexing import checks
@@ -38,6 +39,7 @@ HEEDED = re.compile(
 def pytest_configure(config: pytest.Config) -> None:
     if sys.getfilesystemencoding() != "utf-8":
         raise pytest.UsageError("the tests write UTF-8, which is not this locale's: set PYTHONUTF8=1, as `make` does")
+    raise_file_limit()  # as the command line and the server do: a shell may give 256
     for name in filter(HEEDED.fullmatch, list(os.environ)):
         del os.environ[name]
     for name in ("no_proxy", "NO_PROXY"):  # pip may need the proxy, the tests' own servers do not

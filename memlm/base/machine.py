@@ -1,12 +1,14 @@
-"""How much memory the server's processes may take together. No torch here."""
+"""What the machine gives a process: memory, and open files. No torch here."""
 
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+MOST_FILES = 10_240  # that macOS gives a process
 
 
 def ram_bytes() -> int:
@@ -32,3 +34,14 @@ def _limits(root: Path, own: str) -> list[int]:
         if folder == root:
             break
     return limits
+
+
+def raise_file_limit() -> None:
+    """Raises the soft limit of open files, often 1,024 or 256, to the hard one: each file of a datastore, each
+    connection and each upload takes one.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for limit in (hard, MOST_FILES):
+        with suppress(ValueError, OSError):  # macOS has no number for "unlimited"
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return

@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Callable
 
+from memlm.base.machine import raise_file_limit
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -21,6 +23,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # an emoji on a terminal of latin-1 is shown as \U0001f600
+    raise_file_limit()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes a line of its own for each failed handshake
     try:
         from memlm.cli.app import app
