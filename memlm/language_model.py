@@ -290,11 +290,11 @@ class LanguageModel:
         question, the best first. Passages of nearly the same text count once, and the best names the others.
 
         By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their vector and that of
-        the question: by the `passage_encoder` of `load`, or else the mean keys of the model. By `auto`, by the sum of
-        both where there is an encoder, and else by words: passages whose vectors `memlm index vectors` or a server has
-        not made yet count by their words. The first search of a datastore indexes its passages. `documents` are ids,
-        folders or globs, `where` is metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no
-        datastore is loaded, and Incompatible for one without keys that is searched by meaning without an encoder.
+        the question, by the `passage_encoder` of `load`. By `auto`, by the sum of both where there is an encoder, and
+        else by words: passages whose vectors `memlm index vectors` or a server has not made yet count by their words.
+        The first search of a datastore indexes its passages. `documents` are ids, folders or globs, `where` is
+        metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no datastore is loaded, and
+        Incompatible for a search by meaning without an encoder.
         """
         request = FindPassagesRequest.of(
             question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents

@@ -25,14 +25,7 @@ from memlm.retrieval.context_cache import ContextCache
 
 PASSAGES = "passages"
 PROMPT_TOKENS, TOKENS = 256, 64
-DERIVED = (
-    "words.sqlite",
-    "cuts.sqlite",
-    "passages.bin",
-    "means.sqlite",
-    "vectors.bin",
-    "chunks.sqlite",
-)  # of a segment, for passages
+DERIVED = ("words.sqlite", "cuts.sqlite", "passages.bin", "vectors.bin", "chunks.sqlite")  # of a segment, for passages
 NOTHING: dict[str, Any] = {"context_cache": 0}  # of the text's own past
 FOR_KEYS = ("keys.npy", "index.faiss")  # of a segment, which passages do not need
 

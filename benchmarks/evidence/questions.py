@@ -1,8 +1,8 @@
 """Evidence: questions about stored documents, with a datastore and with passages in the prompt.
 
 The questions are made by rule from the stored text: the words before a name or a number, and the beginning of a
-definition. Passages are found by BM25 or by the model's mean keys, as `memlm answer` finds them, and stand before the
-question (in-context retrieval, arXiv 2302.00083).
+definition. Passages are found by BM25, as `memlm answer` finds them without an encoder, and stand before the question
+(in-context retrieval, arXiv 2302.00083).
 """
 
 from __future__ import annotations
@@ -63,31 +63,26 @@ class Question:
 
 def questions(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each way of answering questions and each kind of question: the share of right answers, and the tokens
-    of a prompt. `datastore nearest` follows the nearest neighbor. `by_words` and `by_meaning` are the ways of finding
-    passages. The rows of `questions-differences`
-    compare two ways.
+    of a prompt. `datastore nearest` follows the nearest neighbor. The rows of `questions-differences` compare two ways.
     """
     asked = questions_of(prepared.domain.stored, prepared.sizes.questions)
     alone, memory = {"use_store": False}, dict[str, Any]()
     rows, wrong = list[dict[str, Any]](), dict[str, Float[np.ndarray, " D"]]()
-    prompts = {"": [question.text for question in asked]}
+    bare, behind = [question.text for question in asked], list[str]()
     with LanguageModel(checkpoint, [prepared.store]) as lm:
-        for by in ("words", "meaning"):
-            prompts[by] = list[str]()
-            for question in asked:
-                prompts[by].append(prompt_of(lm, question.text, by))
-                progress(f"find by {by}", len(prompts[by]), len(asked))
-        ways: dict[str, tuple[str, dict[str, Any]]] = {
-            "alone": ("", alone),
-            "datastore": ("", memory),
-            "datastore nearest": ("", NEAREST),
-            "passages by_words": ("words", alone),
-            "passages by_meaning": ("meaning", alone),
-            "both": ("words", memory),
+        for question in asked:
+            behind.append(prompt_of(lm, question.text))
+            progress("find by words", len(behind), len(asked))
+        ways: dict[str, tuple[list[str], dict[str, Any]]] = {
+            "alone": (bare, alone),
+            "datastore": (bare, memory),
+            "datastore nearest": (bare, NEAREST),
+            "passages by_words": (behind, alone),
+            "both": (behind, memory),
         }
-        for way, (by, options) in ways.items():
-            right = right_answers(lm, asked, prompts[by], options, lambda *done, way=way: progress(f"ask {way}", *done))
-            sizes = [len(lm.tokenize(prompt)) for prompt in prompts[by]]
+        for way, (prompts, options) in ways.items():
+            right = right_answers(lm, asked, prompts, options, lambda *done, way=way: progress(f"ask {way}", *done))
+            sizes = [len(lm.tokenize(prompt)) for prompt in prompts]
             wrong[way], counts_D = by_document(asked, [not each for each in right])
             rows += _rows(prepared.domain.name, way, asked, right, sizes)
     return rows + differences("questions", prepared.domain.name, wrong, counts_D, PAIRS)
@@ -135,11 +130,9 @@ def right_answers(
     return right
 
 
-def prompt_of(lm: LanguageModel, question: str, by: str) -> str:
-    """The question, behind the passages that are found `by` words or meaning and fit, the best last."""
-    if not by:
-        return question
-    found = tuple(passage.text for passage in lm.find_passages(question, k=NUM_PASSAGES, by=by))
+def prompt_of(lm: LanguageModel, question: str) -> str:
+    """The question, behind the passages that are found by words and fit, the best last."""
+    found = tuple(passage.text for passage in lm.find_passages(question, k=NUM_PASSAGES, by="words"))
     count: Callable[[str], int] = lambda text: len(lm.tokenize(text))  # noqa: E731
     return build_prompt([Part("passages", found)], question, budget=BUDGET, count_tokens=count).text
 

@@ -1,7 +1,7 @@
 """Traces of documents in the files of a datastore, for the table of deletions in `python -m benchmarks evidence`.
 
 A trace is what a file would have only if it holds something of these documents: bytes of their ids, titles, metadata,
-tokens, keys and codes, of the vectors of their passages and chunks, or a word that no other document has. Bytes are
+tokens, keys and codes, of the vectors of their chunks, or a word that no other document has. Bytes are
 searched for in every file. Words are looked up in every index of words, because SQLite stores only the letters in
 which a word differs from the one before.
 """
@@ -26,7 +26,6 @@ from memlm.index.ivf import VALUE_BITS, inner, open_index
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.chunk_vectors import SegmentChunks
 from memlm.index.store.derived.cuts import SegmentCuts
-from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.postings import hash_of
 from memlm.index.store.derived.words import SegmentWords
@@ -38,7 +37,7 @@ RUN, STEP = 8, 8  # tokens of a run that is searched for, and the distance of tw
 HEAD = 8  # bytes of a trace that a file is searched for at first: fewer also stand where no trace is
 CHUNK = 64  # tokens of a chunk, as RETRO reads them
 WORD = "word"
-KINDS = ("id", "title", "metadata", "tokens", "key", "code", WORD, "term", "passage", "chunk")
+KINDS = ("id", "title", "metadata", "tokens", "key", "code", WORD, "term", "chunk")
 
 
 class Trace(NamedTuple):
@@ -113,14 +112,13 @@ def derive(checkpoint: Checkpoint, store: Path) -> None:
 
 def _tables_of(
     checkpoint: Checkpoint, store: Path, segment: Segment
-) -> tuple[SegmentWords, SegmentPassages, SegmentMeans, SegmentChunks]:
+) -> tuple[SegmentWords, SegmentPassages, SegmentChunks]:
     decode = checkpoint.tokenizer.decode_bytes
     cuts = SegmentCuts(store, segment, decode)
     while not cuts.is_complete:
         cuts.build()
     chunks = SegmentChunks(store, segment, CHUNK, TokenMeans(checkpoint.decoder))
-    passages, means = SegmentPassages(store, segment, cuts), SegmentMeans(store, segment, cuts)
-    return SegmentWords(store, segment, decode), passages, means, chunks
+    return SegmentWords(store, segment, decode), SegmentPassages(store, segment, cuts), chunks
 
 
 def _names_of(document: Document) -> Iterator[tuple[str, bytes]]:
@@ -165,11 +163,10 @@ def codes_of(store: Path, segment: Segment) -> dict[int, bytes]:
 
 
 def _vectors_of(checkpoint: Checkpoint, store: Path, segment: Segment, row: int) -> Iterator[tuple[str, bytes]]:
-    """The vectors of a document's passages and chunks."""
-    words, passages, keys, chunks = _tables_of(checkpoint, store, segment)
-    with closing(words), closing(passages), closing(keys), closing(chunks):
-        means, vectors = keys.keys_PD[passages.cuts.documents_P == row], chunks.vectors_PE[chunks.document_P == row]
-        yield from (("passage", mean_D.astype("<f4").tobytes()) for mean_D in means)
+    """The vectors of a document's chunks."""
+    words, passages, chunks = _tables_of(checkpoint, store, segment)
+    with closing(words), closing(passages), closing(chunks):
+        vectors = chunks.vectors_PE[chunks.document_P == row]
         yield from (("chunk", vector_E.astype("<f4").tobytes()) for vector_E in vectors)
 
 

@@ -64,7 +64,7 @@ TRACES = {
     "key": "keys",
     "code": "codes of an index",
     "word": "words, in the indexes of words and of passages",
-    "passage": "mean keys of passages",
+    "passage": "mean keys of passages",  # of an earlier version
     "chunk": "vectors of chunks",
 }
 

@@ -37,8 +37,8 @@ SEGMENTS = "segments"
 JOURNAL = "building.json"
 # Beside a segment's files, from its tokens: no manifest names them.
 WORDS, PASSAGES, VECTORS, SUFFIXES = "words.sqlite", "passages.bin", "vectors.bin", "suffixes.bin"
-CUTS, MEANS, CHUNKS = "cuts.sqlite", "means.sqlite", "chunks.sqlite"
-DERIVED = (WORDS, CUTS, PASSAGES, MEANS, VECTORS, SUFFIXES, CHUNKS)
+CUTS, CHUNKS = "cuts.sqlite", "chunks.sqlite"
+DERIVED = (WORDS, CUTS, PASSAGES, VECTORS, SUFFIXES, CHUNKS)
 # Of settings that were removed. Earlier versions wrote them into every store, and they change nothing now.
 EARLIER_DEFAULTS = ("skip_retrieval_above", "min_pointers")
 OWN_DOCUMENTS = "its own documents"  # the text that a store was tuned on by itself

@@ -29,7 +29,7 @@ class PassagesBy(StrEnum):
 
     AUTO = "auto"  # its words, and its meaning where there is an encoder
     WORDS = "words"  # BM25
-    MEANING = "meaning"  # the vectors of the encoder, or the mean state of the model
+    MEANING = "meaning"  # the vectors of the encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from memlm.api.answers import FindPassagesRequest
 from memlm.api.datastores import RememberReport, RememberRequest, SearchBy, SearchRequest
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams, StreamRequest
-from memlm.api.passages import Passage, PassagesBy
+from memlm.api.passages import Passage
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo, TokenizerInfo
 from memlm.api.tracing import Trace, TraceRequest
@@ -26,7 +24,7 @@ from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.early_exit import own_decoder_of
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
-from memlm.generation.remembering import entries_of, mean_key
+from memlm.generation.remembering import entries_of
 from memlm.generation.scoring import score_text
 from memlm.generation.sessions.files import SessionState
 from memlm.generation.sessions.sessions import Sessions
@@ -190,15 +188,7 @@ class Engine:
         that of the request. Raises InvalidInput if no datastore is loaded.
         """
         names: Sequence[str | None] = stores or [request.store]
-        searched = self._searched(*names)
-        question_D, encoder = None, None if request.by is PassagesBy.WORDS else self.passage_encoder
-        if encoder is not None:
-            vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
-            question_D = vectors_1D[0]
-        elif request.by is PassagesBy.MEANING:
-            spec = next((store.snapshot.manifest.spec for store in searched if store.snapshot.is_keyed), None)
-            question_D = None if spec is None else (yield from mean_key(self.checkpoint, spec, request.question))
-        return (yield from find_passages(searched, request, question_D, encoder))
+        return (yield from find_passages(self._searched(*names), request, self.passage_encoder))
 
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""

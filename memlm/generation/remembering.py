@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float32
 
 from memlm.api.datastores import NewDocument
 from memlm.base.steps import Steps
@@ -37,18 +35,6 @@ def entries_of(
             keys_ND, pruned_N = yield from _keys_of(checkpoint, spec, values_N)
         read.append(NewEntries(document.id, keys_ND, values_N, pruned_N, document.title, document.metadata))
     return read
-
-
-def mean_key(checkpoint: Checkpoint, spec: StoreSpec, text: str) -> Steps[Float32[np.ndarray, " D"]]:
-    """The mean of the keys of a text, to be compared with those of passages.
-
-    The state at the end of the text is the key of the line end behind it. The first key, of an empty text, is left out.
-    """
-    token_ids = yield from checkpoint.tokenizer.encode_steps(f"{text}\n")
-    yield None
-    keys_ND, _ = yield from _keys_of(checkpoint, replace(spec, prune=None), np.asarray(token_ids, dtype=np.int64))
-    mean_D: np.ndarray = keys_ND[min(1, len(keys_ND) - 1) :].mean(axis=0, dtype=np.float32)
-    return mean_D
 
 
 def _keys_of(

@@ -1,9 +1,9 @@
 """A question -> the passages of datastores that are likeliest to answer it.
 
-By words, passages are ranked by BM25. By meaning, they are ranked by the vectors of an encoder, or by the mean of the
-model's keys. By auto, both scores are added where there is an encoder, and a passage whose vector is not made yet is
-found by its words. All figures are over the passages that are live, in all segments and datastores together. So the
-result is that of one datastore, built from the live documents.
+By words, passages are ranked by BM25, and by meaning by the vectors of an encoder. By auto, both scores are added where
+there is an encoder, and a passage whose vector is not made yet is found by its words. All figures are over the passages
+that are live, in all segments and datastores together. So the result is that of one datastore, built from the live
+documents.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from memlm.api.answers import FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
 from memlm.base.phrases import forms_of
 from memlm.base.steps import Offload, Steps
+from memlm.errors import Incompatible
 from memlm.index.store.derived.bm25 import Searched, best_passages, most_of, scores_of
-from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
+from memlm.model.files.catalog import NEEDS_ENCODER
 from memlm.retrieval.found_passages import Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
 from memlm.retrieval.store import ModelStore
@@ -41,12 +42,11 @@ BestOf: TypeAlias = Callable[[int], tuple[Int64[np.ndarray, " K"], Float64[np.nd
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The P passages of one segment of a datastore, with the means of their keys or the vectors of an encoder."""
+    """The P passages of one segment of a datastore, with the vectors of an encoder if it searches by these."""
 
     store: ModelStore
     segment: Segment
     passages: SegmentPassages
-    means: SegmentMeans | None = None
     vectors_FD: Float32[np.ndarray, "F D"] | None = None  # of the first F passages
 
     @property
@@ -64,21 +64,22 @@ class _Part:
 def find_passages(
     stores: Sequence[ModelStore],
     request: FindPassagesRequest,
-    question_D: Float32[np.ndarray, " D"] | None,
     encoder: PassageEncoder | None = None,
 ) -> Steps[tuple[Passage, ...]]:
-    """Finds the k best passages. `question_D` is the mean key of the question, or its vector by the `encoder`, None for
-    a search by words, as one by auto is without an encoder.
+    """Finds the k best passages. A search by auto is one by words without an `encoder`.
 
     The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
     next one. Vectors are waited for by meaning alone. Raises NotFound for a name in `exclude_documents` that stands for
-    no document, and Incompatible for a datastore without keys that is searched by meaning without an encoder.
+    no document, and Incompatible for a search by meaning without an encoder.
     """
+    if encoder is None and request.by is PassagesBy.MEANING:
+        raise Incompatible(NEEDS_ENCODER)
+    question_D: Float32[np.ndarray, " D"] | None = None
     if request.by is PassagesBy.WORDS:
         encoder = None
-    elif encoder is None and request.by is PassagesBy.MEANING:
-        for store in stores:
-            store.snapshot.check_searchable(store.name)
+    elif encoder is not None:
+        vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
+        question_D = vectors_1D[0]
     while True:
         snapshots = [store.snapshot for store in stores]
         views: list[Snapshot] = yield Offload(partial(_views, stores, request.exclude_documents))
@@ -86,35 +87,15 @@ def find_passages(
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
                 passages = yield from store.whole_passages_of(segment)
-                means = vectors_FD = None
+                vectors_FD = None
                 if encoder is not None:
                     waits = request.by is PassagesBy.MEANING
                     vectors_of = store.whole_vectors_of if waits else store.known_vectors_of
                     vectors_FD = (yield from vectors_of(segment, encoder)).vectors_PD
-                elif request.by is PassagesBy.MEANING:
-                    means = yield from store.whole_means_of(segment)
-                parts.append(_Part(store, segment, passages, means, vectors_FD))
+                parts.append(_Part(store, segment, passages, vectors_FD))
         found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
-
-
-def cosines(
-    question_D: Float32[np.ndarray, " D"], keys: Sequence[np.ndarray], live: Sequence[np.ndarray]
-) -> Float64[np.ndarray, " P"]:
-    """Compares a question with passages, given by their mean keys and by which of them are live, a segment each.
-
-    The mean of the live passages is subtracted first. States of a decoder share a large part, which tells nothing.
-    """
-    num_live = sum(int(mask_P.sum()) for mask_P in live)
-    total_D = sum((keys_PD[mask_P].sum(axis=0, dtype=np.float64) for keys_PD, mask_P in zip(keys, live, strict=True)))
-    mean_D = total_D / max(1, num_live)
-    query_D, scores = question_D - mean_D, [np.zeros(0)]
-    for keys_PD in keys:
-        centered_PD = keys_PD - mean_D
-        norms_P = np.linalg.norm(centered_PD, axis=1) * np.linalg.norm(query_D)
-        scores.append(centered_PD @ query_D / np.maximum(norms_P, 1e-9))
-    return np.concatenate(scores)
 
 
 def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
@@ -133,14 +114,10 @@ def _found(
     if request.by is PassagesBy.WORDS or (request.by is PassagesBy.AUTO and not has_vectors):
         return first_distinct(_in_order(parts, partial(best_passages, searched, words), request.k), request.k)
     assert question_D is not None
-    live = [part.live_P for part in parts]
-    live_P = wanted_P = np.concatenate(live)
+    live_P = wanted_P = np.concatenate([part.live_P for part in parts])
     if request.only:
         wanted_P = live_P & np.concatenate([each.wanted_P for each in searched])
-    if any(part.means is not None for part in parts):
-        cosines_P = cosines(question_D, [part.means.keys_PD for part in parts if part.means], live)
-    else:
-        cosines_P = _vector_cosines(parts, question_D)
+    cosines_P = _cosines(parts, question_D)
     best: BestOf
     if request.by is PassagesBy.AUTO:
         best = partial(_best_by_both, searched, words, cosines_P, live_P, wanted_P)
@@ -194,7 +171,7 @@ def _best_by_both(
     return places_C[best], sums_C[best]
 
 
-def _vector_cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:
+def _cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:
     """Compares all passages with the question by their vectors, NaN for those without one. They have the length 1, and
     were learnt to be compared as they are.
     """

@@ -23,7 +23,6 @@ from memlm.errors import Incompatible
 from memlm.index.neighbors import Neighbors
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived.cuts import SegmentCuts
-from memlm.index.store.derived.key_means import SegmentMeans
 from memlm.index.store.derived.passage_vectors import PASSAGES_AT_ONCE, PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
@@ -93,7 +92,6 @@ class ModelStore:
         self._suffixes = SegmentCache[SegmentSuffixes](datastore)
         self._segment_cuts = SegmentCache[SegmentCuts](datastore)
         self._segment_passages = SegmentCache[SegmentPassages](datastore)
-        self._segment_means = SegmentCache[SegmentMeans](datastore)
         self._segment_vectors = SegmentCache[SegmentVectors](datastore)
         self.counter = SearchCounter()
 
@@ -156,7 +154,7 @@ class ModelStore:
 
     @property
     def _caches(self) -> tuple[SegmentCache[Any], ...]:
-        passages = self._segment_cuts, self._segment_passages, self._segment_means, self._segment_vectors
+        passages = self._segment_cuts, self._segment_passages, self._segment_vectors
         return self._phrases.words, self._suffixes, *passages
 
     def info(self, *, problem: str = "") -> StoreInfo:
@@ -215,12 +213,6 @@ class ModelStore:
         """The complete index of a segment's passages. They are indexed some a step, where they are not yet."""
         cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
         make = partial(self._segment_passages.get, segment, lambda: SegmentPassages(path, segment, cuts))
-        return (yield from _completed(make))
-
-    def whole_means_of(self, segment: Segment) -> Steps[SegmentMeans]:
-        """The means of the keys of all passages of a segment. They are made some a step, where they are not yet."""
-        cuts, path = (yield from self.whole_cuts_of(segment)), self.snapshot.path
-        make = partial(self._segment_means.get, segment, lambda: SegmentMeans(path, segment, cuts))
         return (yield from _completed(make))
 
     def vectors_of(self, segment: Segment, encoder: PassageEncoder) -> Steps[SegmentVectors]:

@@ -301,7 +301,7 @@ _QUESTION: Schema = {"type": "string", "maxLength": MAX_QUESTION_CHARACTERS, "de
 _PASSAGES_BY: Schema = {
     "type": "string",
     "enum": [each.value for each in PassagesBy],
-    "description": "By words (BM25), by meaning (the encoder of the server, or the mean state), or by auto: both where"
+    "description": "By words (BM25), by meaning (the encoder of the server, which it needs), or by auto: both where"
     " the server has an encoder, else words. Left out: by auto.",
 }
 PASSAGES = _object(

@@ -154,7 +154,7 @@ class Worker:
             self._running.remove(active)
 
     def _wait(self, active: ActiveRequest) -> None:
-        """Lets a request wait to be admitted. An answer has been admitted once before, to find its passages."""
+        """Lets a request wait to be admitted. One with many token ids has been admitted once before, to check them."""
         if active in self._running:
             self._running.remove(active)
         active.must_wait = False

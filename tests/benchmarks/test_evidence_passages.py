@@ -86,9 +86,7 @@ def rows_of(given, model_folder, *words) -> dict[str, dict[str, dict[str, float]
 def test_the_command_compares_ways(given, model_folder, small):
     tables = rows_of(given, model_folder, "--only", "passages,questions", "--questions", "9")
     asked = {way.removesuffix(",cut=all"): row for way, row in tables["questions"].items() if way.endswith("=all")}
-    assert asked.keys() == {
-        "alone", "datastore", "datastore nearest", "passages by_words", "passages by_meaning", "both"
-    }  # fmt: skip
+    assert asked.keys() == {"alone", "datastore", "datastore nearest", "passages by_words", "both"}
     assert asked["alone"]["prompt_tokens"] == asked["datastore"]["prompt_tokens"]
     assert asked["alone"]["prompt_tokens"] == asked["datastore nearest"]["prompt_tokens"]
     assert asked["both"]["prompt_tokens"] <= 30

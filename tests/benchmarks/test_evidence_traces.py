@@ -41,7 +41,7 @@ def test_traces_are_what_only_the_documents_have(checkpoint, stores):
     assert by_kind["metadata"] == [b'{"shelf": "hidden 7"}']
     assert {*by_kind[WORD]} >= {b"zebra", b"zebus", b"quagga"}
     assert b"memory" not in by_kind[WORD]  # which the others have too
-    assert all(by_kind[kind] for kind in ("tokens", "key", "term", "passage", "chunk"))
+    assert all(by_kind[kind] for kind in ("tokens", "key", "term", "chunk"))
     contents = [trace.content for trace in traces if trace.kind != WORD]
     files_held, files_never = (
         [path.read_bytes() for path in store.rglob("*") if path.is_file()] for store in (held, never)

@@ -79,6 +79,20 @@ def test_a_store_whose_every_document_is_deleted_is_compacted_to_none(tmp_path):
         assert later.min() > ids.max()  # ids of entries do not come again
 
 
+@pytest.mark.parametrize("purge", [False, True])
+def test_files_that_earlier_versions_derived_go_with_a_commit_or_a_purge(tmp_path, purge):
+    path = tmp_path / "s"
+    build(path, Corpus(1)).close()
+    (folder,) = (path / "segments").iterdir()
+    (folder / "means.sqlite").touch()
+    if purge:
+        compact(path, purge=True)
+    else:
+        with Datastore.open(path) as store:
+            store.save_defaults(DEFAULTS)
+    assert not list(path.rglob("means.sqlite"))
+
+
 @pytest.mark.crash
 def test_a_crash_at_every_step_of_emptying_leaves_the_old_state_or_the_new_and_a_purge_ends_it(tmp_path):
     original = with_secret(tmp_path / "original")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from encoders import save_bert
 from passage_cuts import cuts_by_lines
 
 from memlm.api.passages import Passage
@@ -21,7 +21,7 @@ from memlm.index.store.derived import passages as passages_module
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.postings import PostingsWriter, hash_of
-from memlm.index.store.manifest import CUTS, PASSAGES
+from memlm.index.store.manifest import CUTS, PASSAGES, VECTORS
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval import passage_search
@@ -38,9 +38,14 @@ def small_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passages_module, "PASSAGES_AT_ONCE", 3)
 
 
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert("no head", tmp_path_factory.mktemp("bert"))
+
+
 @pytest.fixture
 def store(tmp_path: Path, store_folder: Path) -> Path:
-    shutil.copytree(store_folder, tmp_path / "store", ignore=shutil.ignore_patterns(CUTS, PASSAGES))
+    shutil.copytree(store_folder, tmp_path / "store", ignore=shutil.ignore_patterns(CUTS, PASSAGES, VECTORS))
     return tmp_path / "store"
 
 
@@ -48,8 +53,8 @@ def places(passages: tuple[Passage, ...]) -> list[tuple[str, int]]:
     return [(each.document_id, each.token_offset) for each in passages]
 
 
-def cut(lm: LanguageModel) -> list[tuple[str, int, str, str, np.ndarray]]:
-    """Document, first token, text, searched text and mean key of each live passage, from the whole documents."""
+def cut(lm: LanguageModel) -> list[tuple[str, int, str, str]]:
+    """Document, first token, text and searched text of each live passage, from the whole documents."""
     model_store = lm.engine.stores.model_store()
     snapshot, cuts = model_store.snapshot, []
     for segment in snapshot.segments:
@@ -60,12 +65,10 @@ def cut(lm: LanguageModel) -> list[tuple[str, int, str, str, np.ndarray]]:
             found = cuts_by_lines(tokens, LIMIT, markdown=False) if tokens else []
             ends = [begin for begin, _ in found[1:]] + [len(content)]
             rows = [int(np.searchsorted(begins[1:], begin, side="right")) for begin, _ in found]
-            for (begin, headings), end, row, next_row in zip(found, ends, rows, [*rows[1:], last - first], strict=True):
+            for (begin, headings), end, row in zip(found, ends, rows, strict=True):
                 text = content[begin:end].decode().strip()
                 lines = [line for line in (document.title, *headings) if line]
-                keys = np.asarray(segment.keys_ND)[first + row : first + max(next_row, row + 1)]
-                searched = "\n".join([*lines, text])
-                cuts.append((document.id, row, text, searched, keys.astype(np.float64).mean(axis=0)))
+                cuts.append((document.id, row, text, "\n".join([*lines, text])))
     return cuts
 
 
@@ -87,11 +90,11 @@ def bm25_by_loops(question: str, texts: list[str]) -> list[float]:
 
 def check_words(lm: LanguageModel, question: str) -> None:
     cuts = cut(lm)
-    scores = bm25_by_loops(question, [searched for *_, searched, _ in cuts])
+    scores = bm25_by_loops(question, [searched for *_, searched in cuts])
     order = sorted((place for place in range(len(cuts)) if scores[place]), key=lambda place: -scores[place])
     found = lm.find_passages(question, by="words", k=1000)
     assert [each.score for each in found] == pytest.approx([scores[place] for place in order])
-    known = {(name, row): (score, text) for (name, row, text, *_), score in zip(cuts, scores, strict=True)}
+    known = {(name, row): (score, text) for (name, row, text, _), score in zip(cuts, scores, strict=True)}
     for each in found:
         assert (pytest.approx(each.score), each.text) == known[each.document_id, each.token_offset]
 
@@ -142,23 +145,6 @@ def test_the_twin_counts_every_word_of_the_alphabets(model_folder, tmp_path):
         assert [each.document_id for each in lm.find_passages("京", by="words")] == ["a.txt"]
 
 
-def test_meaning_is_the_cosine_of_centered_mean_keys(store, model_folder):
-    with load(model_folder, [store]) as lm:
-        cuts = cut(lm)
-        ids = [lm.tokenizer.start_id, *lm.tokenize("the memory of a model\n")]
-        keys_TD = lm.checkpoint.decoder.keys(torch.tensor([ids]))[0].detach().half().double().numpy()
-        question_D = keys_TD[1:-1].mean(axis=0)  # after each token but the last one, the line end
-        means_PD = np.stack([mean_D for *_, mean_D in cuts])
-        center_D = means_PD.mean(axis=0)
-        a_D, b_PD = question_D - center_D, means_PD - center_D
-        cosines_P = b_PD @ a_D / np.linalg.norm(b_PD, axis=1) / np.linalg.norm(a_D)
-        found = lm.find_passages("the memory of a model", by="meaning", k=1000)
-        assert len(found) == len(cuts)
-        known = {(name, offset): cosine for (name, offset, *_), cosine in zip(cuts, cosines_P, strict=True)}
-        assert [each.score for each in found] == pytest.approx([known[place] for place in places(found)], abs=1e-4)
-        assert [each.score for each in found] == sorted((each.score for each in found), reverse=True)
-
-
 def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
     for number in range(40):
         (tmp_path / f"{number:02d}.txt").write_text(f"the memory {number:02d}" if number % 3 else "a page")
@@ -168,30 +154,31 @@ def test_equal_passages_keep_the_order_of_the_documents(model_folder, tmp_path):
         assert places(lm.find_passages("memory", by="words", k=1000)) == expected
 
 
-def test_filters_choose_documents_and_change_no_score(store, model_folder):
-    with load(model_folder, [store]) as lm:
-        everything = lm.find_passages("the page", by="words", k=1000)
-        some = lm.find_passages("the page", by="words", k=1000, documents="doc-3.txt")
+@pytest.mark.parametrize("by", ["words", "meaning"])
+def test_filters_choose_documents_and_change_no_score(store, model_folder, bert, by):
+    with load(model_folder, [store], passage_encoder=bert) as lm:
+        everything = lm.find_passages("the page", by=by, k=1000)
+        some = lm.find_passages("the page", by=by, k=1000, documents="doc-3.txt")
         assert some == tuple(each for each in everything if each.document_id == "doc-3.txt")
         assert 0 < len(some) < len(everything)
 
 
 @pytest.mark.parametrize("by", ["words", "meaning"])
-def test_excluded_and_deleted_documents_count_nowhere(store, model_folder, corpus_folder, tmp_path, by):
+def test_excluded_and_deleted_documents_count_nowhere(store, model_folder, bert, corpus_folder, tmp_path, by):
     for number in (0, 2, 4, 6):
         shutil.copy(corpus_folder / f"doc-{number}.txt", tmp_path)
     build_index(model_folder, Corpus(sorted(tmp_path.glob("*.txt"))), tmp_path / "fresh", check="none")
-    with load(model_folder, [tmp_path / "fresh"]) as fresh:
+    with load(model_folder, [tmp_path / "fresh"], passage_encoder=bert) as fresh:
         expected = [(each.text, pytest.approx(each.score, abs=1e-3)) for each in find_all(fresh, by)]
     gone = [f"doc-{number}.txt" for number in (1, 3, 5, 7)]
-    with load(model_folder, [store]) as lm:
+    with load(model_folder, [store], passage_encoder=bert) as lm:
         before = find_all(lm, by)
         assert [(each.text, each.score) for each in find_all(lm, by, exclude_documents=gone)] == expected
         assert find_all(lm, by) == before
         lm.delete_documents(gone)
         assert [(each.text, each.score) for each in find_all(lm, by)] == expected
     compact(store)
-    with load(model_folder, [store]) as lm:
+    with load(model_folder, [store], passage_encoder=bert) as lm:
         assert [(each.text, each.score) for each in find_all(lm, by)] == expected
 
 
@@ -199,21 +186,24 @@ def find_all(lm: LanguageModel, by: str, **options) -> tuple[Passage, ...]:
     return lm.find_passages("the page and the memory", by=by, k=1000, **options)
 
 
-def test_segments_and_datastores_are_ranked_as_one(store, model_folder, corpus_folder, tmp_path):
+def test_segments_and_datastores_are_ranked_as_one(store, model_folder, bert, corpus_folder, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     files = sorted(corpus_folder.iterdir())
     build_index(model_folder, Corpus(files[:3]), first, check="none")
     build_index(model_folder, Corpus(files[5:]), second, check="none")
     add_to_index(model_folder, Corpus(files[3:5]), first, check="none")
-    with load(model_folder, [store]) as one, load(model_folder, [first, second]) as several:
+    with (
+        load(model_folder, [store], passage_encoder=bert) as one,
+        load(model_folder, [first, second], passage_encoder=bert) as several,
+    ):
         for by in ("words", "meaning"):
             expected, found = find_all(one, by), find_all(several, by)
             assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-3)
             assert {each.store for each in found} == {"first", "second"}
 
 
-def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(store, model_folder):
-    with load(model_folder, [store]) as lm:
+def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(store, model_folder, bert):
+    with load(model_folder, [store], passage_encoder=bert) as lm:
         lm.remember("the xylophone of a memory", document_id="note", title="Note", metadata={"by": "Ana"})
         (found,) = lm.find_passages("Who has a xylophone?", by="words", k=1)
         assert (found.document_id, found.title, found.metadata, found.token_offset) == (
@@ -223,14 +213,18 @@ def test_a_remembered_text_is_found_at_once_and_a_purge_leaves_nothing_of_it(sto
             0,
         )
         assert (found.text, found.num_tokens) == ("the xylophone of a memory", len(lm.tokenize(found.text)))
+        assert "note" in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="meaning")}
+        vector = lm.engine.passage_encoder.vectors([f"Note\n{found.text}"])[0].astype("<f4").tobytes()
         lm.delete_documents(["note"])
         assert not lm.find_passages("xylophone", by="words")
         assert "note" not in {each.document_id for each in lm.find_passages("a xylophone", k=1000, by="meaning")}
     term = hash_of(*terms_of("xylophone")).to_bytes(8, "little")
-    assert term in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{PASSAGES}"))
+    for trace, name in ((term, PASSAGES), (vector, VECTORS)):
+        assert trace in b"".join(path.read_bytes() for path in store.glob(f"segments/*/{name}"))
     compact(store, purge=True)
     for content in [path.read_bytes() for path in store.rglob("*") if path.is_file()]:
         assert term not in content
+        assert vector not in content
         assert b"xylophone" not in content
 
 
@@ -320,13 +314,18 @@ def test_a_folder_that_cannot_be_written_keeps_its_passages_in_ram(store, model_
     assert not [*store.rglob(CUTS), *store.rglob(PASSAGES)]
 
 
-def test_a_store_without_keys_is_searched_by_words_alone(model_folder, corpus_folder, tmp_path):
-    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", index="none", check="none")
+def test_a_search_by_meaning_without_an_encoder_says_what_to_do(lm):
+    with pytest.raises(
+        Incompatible, match=r"search by words, or run `memlm models pull minilm`.* where the model runs"
+    ):
+        lm.find_passages("the memory", by="meaning")
+
+
+def test_a_store_without_keys_is_searched_by_words_too(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "drafts", keys="none")
     with load(model_folder, [tmp_path / "drafts"]) as lm:
         assert lm.find_passages("the memory", by="words")
         assert lm.find_passages("the memory") == lm.find_passages("the memory", by="words")
-        with pytest.raises(Incompatible, match="keys"):
-            lm.find_passages("the memory", by="meaning")
 
 
 def test_wrong_requests_are_refused(lm, model_folder):

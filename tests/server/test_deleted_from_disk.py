@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from encoders import save_bert
 from running import PATIENCE_S, RunningServer, family_of, wait_until
 from texts import make_text
 
@@ -35,6 +36,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "answer": lambda lm: lm.answer(TEXT[:20], max_tokens=4),
     "score": lambda lm: lm.score(TEXT[:60]),
 }
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert("no head", tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
@@ -99,9 +105,9 @@ def test_a_deleted_and_compacted_document_is_in_no_file_and_no_memory_map(
 
 
 def test_after_a_purge_no_call_before_it_keeps_a_removed_file_open_or_mapped(
-    tmp_path: Path, model_folder: Path, own_store: Path
+    tmp_path: Path, model_folder: Path, own_store: Path, bert: Path
 ) -> None:
-    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"))
+    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"), "--encoder", str(bert))
     with (
         RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
         Client(server.address) as client,
@@ -115,11 +121,12 @@ def test_after_a_purge_no_call_before_it_keeps_a_removed_file_open_or_mapped(
 
 
 def test_after_a_compaction_an_idle_server_frees_the_room_on_the_disk(
-    tmp_path: Path, model_folder: Path, own_store: Path
+    tmp_path: Path, model_folder: Path, own_store: Path, bert: Path
 ) -> None:
     """Also one that another process made, as the command line does."""
+    options = ("--threads", "1", "--encoder", str(bert))
     with (
-        RunningServer(tmp_path / "log", model_folder, own_store, options=("--threads", "1")) as server,
+        RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server,
         Client(server.address) as client,
     ):
         for call in CALLS.values():
@@ -133,9 +140,9 @@ def test_after_a_compaction_an_idle_server_frees_the_room_on_the_disk(
 @pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_language_model_that_follows_a_purge_keeps_no_removed_file(
-    tmp_path: Path, model_folder: Path, own_store: Path, kind: str
+    tmp_path: Path, model_folder: Path, own_store: Path, bert: Path, kind: str
 ) -> None:
-    with load(model_folder, stores=[own_store]) as lm:
+    with load(model_folder, stores=[own_store], passage_encoder=bert) as lm:
         CALLS[kind](lm)
         lm.delete_documents(["doc-1.txt"])
         compact(own_store, purge=True)
@@ -144,9 +151,9 @@ def test_a_language_model_that_follows_a_purge_keeps_no_removed_file(
 
 
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_an_unloaded_datastore_keeps_no_removed_file(model_folder: Path, own_store: Path) -> None:
+def test_an_unloaded_datastore_keeps_no_removed_file(model_folder: Path, own_store: Path, bert: Path) -> None:
     for removed in (False, True):  # derived files are made the first time, and then read
-        with load(model_folder, stores=[own_store]) as lm:
+        with load(model_folder, stores=[own_store], passage_encoder=bert) as lm:
             for call in CALLS.values():
                 call(lm)
             lm.unload_datastore("store")

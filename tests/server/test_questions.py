@@ -22,7 +22,7 @@ from memlm.api.params import SamplingParams
 from memlm.api.passages import Passage
 from memlm.cli.app import app
 from memlm.client import AsyncClient, Client
-from memlm.errors import DeadlineExceeded, InvalidInput, NotFound, PermissionDenied
+from memlm.errors import DeadlineExceeded, Incompatible, InvalidInput, NotFound, PermissionDenied
 from memlm.index.store.manifest import VECTORS
 from memlm.language_model import LanguageModel, load
 from memlm.model.files.encoder_files import load_encoder
@@ -65,7 +65,7 @@ def parts(answer: Answer) -> tuple:
     return answer.text, ids, answer.passages, answer.left_out, answer.cited, answer.prompt, answer.num_prompt_tokens
 
 
-@pytest.mark.parametrize("options", [{}, {"by": "meaning", "k": 3}, {"by": "auto", "documents": "doc-[1-4].txt"}])
+@pytest.mark.parametrize("options", [{}, {"by": "words", "k": 3}, {"by": "auto", "documents": "doc-[1-4].txt"}])
 def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, Any]) -> None:
     server, client, lm = asked
     expected = lm.find_passages(QUESTION, **options)
@@ -81,6 +81,18 @@ def test_the_passages_are_those_of_the_library(asked: Any, options: dict[str, An
         assert [(each["document_id"], each["first_line"], each["last_line"]) for each in reply.json()["data"]] == [
             (each.document_id, each.first_line, each.last_line) for each in expected
         ]
+
+
+def test_a_search_by_meaning_without_an_encoder_says_what_to_do(asked: Any) -> None:
+    server, client, _ = asked
+    for call in (client.find_passages, client.answer):
+        by = {"by": "meaning"} if call == client.find_passages else {"passages_by": "meaning"}
+        with pytest.raises(Incompatible, match=r"models pull minilm`.* where the model runs"):
+            call(QUESTION, **by)
+    body = {"question": QUESTION, "by": "meaning"}
+    reply = httpx.post(f"{server.http_url}/v1/datastores/passages", json=body, timeout=PATIENCE_S)
+    assert reply.status_code == 400
+    assert "search by words" in reply.text
 
 
 @pytest.mark.parametrize("options", [{}, {"lam": 0.5, "passages_by": "words"}, {"num_passages": 0}])
@@ -339,7 +351,7 @@ def test_a_server_with_an_encoder_finds_passages_by_its_vectors(
     bert = save_bert("no head", tmp_path / "bert")
     options = ("--threads", "1", "--http-port", "0", "--encoder", str(bert), *WINDOW)
     with load(model_folder, [store_folder], attention_window=44) as lm:
-        plain = [each.score for each in lm.find_passages(QUESTION, by=by)]
+        plain = [each.score for each in lm.find_passages(QUESTION)]
         lm.engine.passage_encoder = load_encoder(bert)
         lm.find_passages(QUESTION, by="meaning")  # which makes all vectors
         expected, answer = lm.find_passages(QUESTION, by=by), lm.answer(QUESTION, passages_by=by, **ASK)

@@ -16,7 +16,6 @@ from memlm.api.answers import AnswerRequest
 from memlm.api.datastores import SearchRequest
 from memlm.api.generation import Accepted, Finished
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams
-from memlm.api.passages import PassagesBy
 from memlm.api.scoring import ScoreRequest
 from memlm.api.server import GetModelRequest
 from memlm.base.steps import run_steps
@@ -185,13 +184,20 @@ def test_a_waiting_mixture_counts_with_all_its_prompts(asked: LanguageModel) -> 
     assert queued[-1] == sum(prompts)
 
 
-@pytest.mark.parametrize("mixture", [False, True])
-def test_an_answer_that_found_its_passages_waits_again_for_room_in_the_cache(
-    asked: LanguageModel, mixture: bool
+@pytest.mark.parametrize("kind", ["answer", "mixture", "token ids"])
+def test_a_text_whose_prompt_takes_steps_to_make_waits_for_room_in_the_cache(
+    asked: LanguageModel, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """It was admitted to read the question, when nobody knew the size of its prompt."""
-    retrieval, options = RetrievalParams(use_store=False), {"num_passages": 2, "passages_by": PassagesBy.MEANING}
-    both = [answer(id_, 9, mixture=mixture, retrieval=retrieval, **options) for id_ in "ab"]
+    """Nobody knew the size of its prompt when it came, and with many token ids it was admitted to check them."""
+    retrieval = RetrievalParams(use_store=False)
+    if kind == "token ids":
+        monkeypatch.setattr("memlm.data.tokenizer.CHECKED_IDS", 2)
+        sampling = SamplingParams(max_tokens=9, temperature=0)
+        request = GenerateRequest("", (1, 2, 3, 4, 5), sampling=sampling, retrieval=retrieval, drafts=0)
+        both = [ask(id_, request) for id_ in "ab"]
+    else:
+        options = {"mixture": kind == "mixture", "num_passages": 2}
+        both = [answer(id_, 9, retrieval=retrieval, **options) for id_ in "ab"]
     script, used = SlowScript(both, 400), list[int]()
     loop = Worker(asked.engine, script, script.send, 8)  # type: ignore[arg-type]
     script.look = lambda: used.append(loop._cache_bytes)

@@ -57,7 +57,7 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
         if passage.also:
             out.print(Text(one_line(f"  also in {'; '.join(passage.also)}"), style="dim"))
     if not passages:
-        out.print("No passage has a word of the question. --by meaning ranks all passages of a datastore with keys.")
+        out.print("No passage has a word of the question. With an encoder, --by meaning ranks all passages.")
 
 
 def _snippet(snippet: str, phrase: str) -> Text:

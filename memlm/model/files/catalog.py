@@ -70,6 +70,10 @@ NO_ENCODER = (
     "No encoder is installed, so passages are found by words alone; `memlm models pull minilm` installs one"
     f" ({MINILM.megabytes} MB)."
 )
+NEEDS_ENCODER = (  # also for callers of a server
+    "a search by meaning needs an encoder, and the model was started without one; search by words, or run `memlm models"
+    f" pull minilm` ({MINILM.megabytes} MB) where the model runs and start it again"
+)
 MODELS: Mapping[str, NamedModel] = {each.name: each for each in (SMOLLM2, MINILM)}
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -30,7 +30,7 @@ def client(web: RunningServer) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("options", [{"k": 3}, {"store": "store", "by": "meaning", "k": 2}, {"documents": "doc-3.txt"}])
+@pytest.mark.parametrize("options", [{"k": 3}, {"store": "store", "by": "words", "k": 2}, {"documents": "doc-3.txt"}])
 def test_documents_are_the_passages_that_are_found(client: Client, lm: LanguageModel, options: dict[str, Any]) -> None:
     passages = lm.find_passages(QUERY, **options)
     assert passages
