@@ -453,7 +453,7 @@ class LanguageModel:
         """
         check_kind("name", name, (str, type(None)), "a name")
         opened = ModelStore.open(path, self.checkpoint, name or "")
-        if opened.snapshot.dim and getattr(self.checkpoint.decoder.cross, "neighbors", None) is not None:
+        if opened.snapshot.is_keyed and getattr(self.checkpoint.decoder.cross, "neighbors", None) is not None:
             opened.datastore.close()
             raise InvalidInput(
                 f"the keys of the datastore {opened.name!r} were made without the texts that the model reads now, and"

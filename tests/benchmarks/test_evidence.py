@@ -316,7 +316,8 @@ def test_every_kind_of_index_forgets(given, model_folder, tmp_path, monkeypatch)
     for index in ("Flat", "IVF SQ8", "remembered"):
         kinds = {kind: row["traces"] for (each, kind), row in rows.items() if each == index and kind}
         assert sum(kinds.values()) == rows[index, ""]["traces"]
-        assert {kind for kind, count in kinds.items() if not count} <= {"word", "code"}  # all texts have the same words
+        missing = {kind for kind, count in kinds.items() if not count}
+        assert missing <= {"word", "term", "code"}  # all texts have the same words
         assert kinds["id"] == kinds["title"] == kinds["metadata"] == 12
         assert (kinds["code"] > 0) == (index == "IVF SQ8")
 

@@ -41,7 +41,7 @@ def read_chunks(lm: LanguageModel, store: str | Path) -> DatastoreChunks:
     Raises InvalidInput for a model without this cross, and where a datastore has keys, since those were made without
     neighbors. Raises Incompatible for a datastore of another tokenizer.
     """
-    if keyed := [each.name for each in lm.stores if each.dim]:
+    if keyed := [each.name for each in lm.stores if each.num_keyed_entries]:
         raise InvalidInput(
             f"the keys of the datastore {keyed[0]!r} were made without a chunk store, and would not be found with one;"
             " leave out either",
