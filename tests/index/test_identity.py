@@ -310,7 +310,7 @@ def test_a_store_of_format_1_is_read_and_gets_an_id_at_its_next_commit(tmp_path:
             writer.delete(["doc-1"])
         assert reader.refresh()
         assert len(reader.manifest.store_id) == 32
-    assert json.loads((live / read_manifest(live).name).read_bytes())["format_version"] == 2
+    assert json.loads((live / read_manifest(live).name).read_bytes())["format_version"] == 3
     as_format_1(live)
     add(live, B)
     assert names(live) == {*A.names, *B.names} - {"doc-1"}
