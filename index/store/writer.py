@@ -30,6 +30,7 @@ from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, Loc
 from memlm.index.arrays import HEADER_BYTES
 from memlm.index.ivf import resolve_index
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.derived.files import take_derived
 from memlm.index.store.documents import DocumentTable
 from memlm.index.store.journal import (
     ADD,
@@ -61,8 +62,7 @@ from memlm.index.store.segment import DOCUMENTS, PRUNED, VALUES, Segment
 from memlm.index.store.segment import KEYS as KEYS_FILE
 from memlm.index.store.segment_writer import SegmentWriter
 from memlm.index.store.snapshot import Snapshot
-from memlm.index.store.taking import Sources, replacing, take_derived
-from memlm.index.store.tombstones import write_tombstones
+from memlm.index.store.tombstones import Sources, replacing, write_tombstones
 
 UNTUNED_K, UNTUNED_LAM = 64, 0.25
 ABOUT_INDEX = ("index", "seed", "target", "max_ram_bytes", "keep_keys")

@@ -14,8 +14,10 @@ from pathlib import Path
 from memlm.base.files import remove, sync_file, temporary_beside
 from memlm.errors import MemlmError
 from memlm.index.store.lock import commit_lock
-from memlm.index.store.manifest import read_manifest
+from memlm.index.store.manifest import DERIVED, SegmentRecord, read_manifest
 from memlm.index.store.segment import DOCUMENTS, VALUES, Segment
+from memlm.index.store.snapshot import Snapshot
+from memlm.index.store.tombstones import Sources
 
 
 class DerivedFile:
@@ -55,3 +57,14 @@ class DerivedFile:
         current = read_manifest(self._store).segments
         if self._segment.core not in [(each.number, each.files[VALUES], each.files[DOCUMENTS]) for each in current]:
             raise FileNotFoundError(self._segment.record.folder)
+
+
+def take_derived(store: Path, before: Snapshot, sources: Sources, taken: SegmentRecord) -> None:
+    """Moves the files that were derived from the text of the only source to the segment that has the very same text."""
+    if len(sources) != 1:
+        return
+    for source in (segment.record for segment in before.segments if segment.record.number in sources):
+        if (source.files[VALUES], source.documents) == (taken.files[VALUES], taken.documents):
+            for name in set(DERIVED) - set(taken.files):
+                with suppress(FileNotFoundError):
+                    (store / source.folder / name).replace(store / taken.folder / name)
