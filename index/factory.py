@@ -110,6 +110,15 @@ def with_lists_for(text: str, entries: int) -> str:
     return re.sub(r"IVF(\d+)", lambda lists: f"IVF{min(int(lists[1]), max(1, entries))}", text)
 
 
+def least_to_train(text: str) -> int:
+    """The fewest keys of which Faiss learns an index: one for each center of a product quantizer, and one for each
+    dimension that a transform keeps.
+    """
+    quantizer, transform = re.search(r"PQ\d+(?:x(\d+))?(?![\d_]*,)", text), re.search(r"PCAR?(\d+)", text)
+    centers = 1 << int(quantizer[1] or 8) if quantizer else 1
+    return max(centers, int(transform[1]) if transform else 1)
+
+
 def check_factory(text: str) -> None:
     """Raises InvalidInput for an index that no store can have, of any size and width."""
     if text not in ("auto", FLAT):

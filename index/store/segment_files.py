@@ -18,7 +18,7 @@ from memlm.base.files import checksum, remove, sync_file, sync_folder
 from memlm.base.progress import Progress
 from memlm.errors import InvalidInput
 from memlm.index.arrays import GrowingArray, RowSubset
-from memlm.index.factory import FLAT, NO_INDEX, with_lists_for
+from memlm.index.factory import FLAT, NO_INDEX, least_to_train, with_lists_for
 from memlm.index.ivf import Ivf, open_index, resolve_index, train_ivf
 from memlm.index.ivf_writer import write_ivf
 from memlm.index.selection import IndexTrial, TrialQueries, select_index
@@ -88,6 +88,8 @@ def _build_index(
             keys_ND, values_N, starts, target=spec.target, max_ram_bytes=spec.max_ram_bytes, keep_keys=spec.keep_keys,
             seed=spec.seed, progress=progress,
         )  # fmt: skip
+    if len(keys_ND) < least_to_train(factory):  # of a small addition, or the last piece of a long run
+        factory = FLAT
     if factory == FLAT:
         scale = TrialQueries.of(keys_ND, values_N, starts, seed=spec.seed).temperature if is_first else 1.0
         return {"index": factory, "nprobe": 0}, scale

@@ -182,7 +182,8 @@ class StoreWriter:
         if manifest.is_keyed:
             _check_same(manifest.spec, spec, Path(path))
         sources = {number: frozenset(chosen) for number, chosen in rows.items()}
-        digest = checksum_of(repr(sorted((number, sorted(each)) for number, each in sources.items())).encode())
+        chosen = sorted((number, sorted(each)) for number, each in sources.items())
+        digest = checksum_of(repr((spec.model_fingerprint, chosen)).encode())  # another model begins anew
         return cls._holding(Path(path), _Work(spec, True, sources), f"{KEYS} {digest}")
 
     @classmethod

@@ -28,7 +28,7 @@ from memlm.index.store.writer import StoreWriter
 from memlm.indexing.checks import Checked, run_checks
 from memlm.indexing.encoding import BlockEncoder
 from memlm.indexing.estimate import estimate_build, seconds_of_keys
-from memlm.indexing.keys import ALL, KeysMade, make_keys
+from memlm.indexing.keys import ALL, KeysMade, make_keys, unkeyed
 from memlm.indexing.pruning import check_prune
 from memlm.indexing.quality import KeyCheck, Quality
 from memlm.indexing.self_tuning import SelfTuning
@@ -264,18 +264,21 @@ def finish_build(
     model: str | Path | Checkpoint,
     *,
     keys: str = "none",
+    is_addition: bool = False,
     check: str = "full",
     dtype: str = "auto",
     device: str = "auto",
     progress: Progress = silent,
 ) -> bool:
-    """Finishes a build or an addition that was killed after its commit, or not checked: makes the keys that `keys` asks
-    for, measures the index, tunes a store that was never tuned, and removes keys that are not to be kept. Returns
-    whether there was anything to do. Raises Incompatible for a model that did not build the store.
+    """Finishes a build or an addition (`is_addition`) that was killed after its commit, or not checked: makes the keys
+    that `keys` asks for, measures the index, tunes a store that was never tuned, and removes keys that are not to be
+    kept. Returns whether there was anything to do. Raises Incompatible for a model that did not build the store.
     """
     with Datastore.open(store) as datastore:
         spec, begun = datastore.manifest.spec, datastore.manifest.number
-        lacks_keys = not all(record.is_keyed for record in datastore.manifest.segments)
+        lacks_keys = any(rows for _, rows in unkeyed(datastore.snapshot))
+        if is_addition and keys == "auto" and not datastore.snapshot.is_keyed:
+            keys = "none"
         if lacks_keys and keys != "none":
             checkpoint = _loaded(model, dtype, device, progress)
             if keys == "now" or seconds_of_keys(datastore, checkpoint) < QUICK_KEYS_S:

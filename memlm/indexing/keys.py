@@ -144,13 +144,16 @@ def unkeyed(
 
 def _next_piece(chosen: Iterable[tuple[Segment, list[int]]]) -> Mapping[int, list[int]]:
     """The rows of the first of the chosen documents, by the numbers of their segments: PIECE_TOKENS at most, or one
-    document.
+    document. A rest of less than half of that goes with them.
     """
+    chosen = list(chosen)
+    left = sum(int(segment.sizes[rows].sum()) for segment, rows in chosen)
+    most = PIECE_TOKENS if left > 1.5 * PIECE_TOKENS else left
     piece, tokens = dict[int, list[int]](), 0
     for segment, rows in chosen:
         for row in rows:
             size = int(segment.sizes[row])
-            if tokens and tokens + size > PIECE_TOKENS:
+            if tokens and tokens + size > most:
                 return piece
             piece.setdefault(segment.record.number, []).append(row)
             tokens += size

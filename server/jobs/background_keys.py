@@ -10,7 +10,7 @@ from secrets import token_hex
 
 from memlm.api.operations import JobState
 from memlm.errors import MemlmError
-from memlm.index.store.manifest import Pointer, read_manifest
+from memlm.index.store.manifest import Pointer, read_manifest, read_pointer
 from memlm.server.jobs.job import Job
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.worker import KEYS
@@ -38,12 +38,20 @@ async def make_keys_when_idle(records: JobRecords, stores: DatastoreRegistry, wa
         await records.add(job)
         wake()
         await job.ended.wait()
-        if job.state != JobState.DONE:
+        if await asyncio.to_thread(_is_at, path, pointer):  # it failed, or found nothing but deleted documents
             failed[path] = pointer
+        if job.state != JobState.DONE:
             log.warning(
                 "%r stays without some of its keys until it changes: %s", name, (job.error or {}).get("message")
             )
         await records.forget(job)
+
+
+def _is_at(path: Path, pointer: Pointer) -> bool:
+    try:
+        return read_pointer(path) == pointer
+    except (MemlmError, OSError):
+        return False
 
 
 def _first_without_keys(paths: dict[str, Path], failed: dict[Path, Pointer]) -> tuple[str, Path, Pointer] | None:

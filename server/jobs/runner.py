@@ -284,6 +284,7 @@ class JobRunner:
             "device": config.device,
             "num_threads": config.index_threads,
             "is_resumed": job.attempts > 1,
+            "is_published": job.is_published,
             "check": request.get("check", "quick"),
             "keys": request.get("keys", "auto"),
         }
@@ -309,7 +310,7 @@ class JobRunner:
 
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
-        if job.kind != BUILD or job.is_published:
+        if job.kind != BUILD or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
             if job.request.get("replace"):
                 self._workers.mark_deleted(job.store)
@@ -331,7 +332,7 @@ class JobRunner:
         if job.kind == BUILD:
             async with self.replacing:
                 await self._idle.wait()
-                if job.store in self._stores.paths:
+                if job.deleted or job.store in self._stores.paths:
                     return
                 await self._put_in_service(job)
                 job.is_published = True

@@ -57,7 +57,7 @@ class WorkerSettings:
 @dataclass(frozen=True, slots=True)
 class Task:
     """A job as its process gets it. `since` is the newest segment before an addition. `is_resumed` says that an earlier
-    attempt may have begun, or even committed.
+    attempt may have begun, or even committed, and `is_published` that its text is in service.
     """
 
     kind: str
@@ -78,6 +78,7 @@ class Task:
     document_ids: tuple[str, ...] = ()
     since: int = 0
     is_resumed: bool = False
+    is_published: bool = False
     num_threads: int = 0
 
 
@@ -256,8 +257,8 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
             task.corpus, glob=task.glob or "**/*", on_problem=reporter.problem, roots=task.roots, hidden=task.hidden
         )
         if task.kind == ADD:
-            if task.is_resumed and _was_added(task, corpus):
-                finish_build(task.path, model, **common)
+            if task.is_published or (task.is_resumed and _was_added(task, corpus)):
+                finish_build(task.path, model, is_addition=True, **common)
             else:
                 add_to_index(model, corpus, task.path, replace=task.replace, on_text=reporter.committed, **common)
         elif not (

@@ -17,7 +17,7 @@ from texts import make_text
 
 from memlm.api.params import RetrievalParams
 from memlm.cli.store.render import print_build
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Document
 from memlm.data.windows import windows_of
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull
 from memlm.evaluation import evaluate
@@ -148,6 +148,19 @@ def test_pieces_of_keys_are_committed_one_by_one_and_no_document_moves(
         assert seen[-1] == len(ids)
     compact_index(tmp_path / "s", model_folder)
     assert_equal_stores(tmp_path / "s", tmp_path / "whole")
+
+
+def test_a_piece_or_addition_too_small_for_its_codes_is_searched_exactly(
+    model_folder, corpus_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(indexing_keys, "PIECE_TOKENS", 600)
+    corpus = Corpus([corpus_folder])
+    report = build_index(model_folder, corpus, tmp_path / "s", keys="now", index="IVF4,PQ8", check="none")
+    assert report.keyed_entries == report.entries > 600
+    add_to_index(model_folder, [Document("few", "the memory of a page")], tmp_path / "s", keys="now", check="none")
+    with Datastore.open(tmp_path / "s") as store:
+        assert {"IVF4,PQ8", "Flat"} == {record.index for record in store.manifest.segments}
+        assert store.snapshot.verify() == []
 
 
 def test_chosen_documents_alone_get_keys_and_alone_give_neighbors(model_folder, checkpoint, corpus_folder, tmp_path):
