@@ -110,6 +110,14 @@ def with_lists_for(text: str, entries: int) -> str:
     return re.sub(r"IVF(\d+)", lambda lists: f"IVF{min(int(lists[1]), max(1, entries))}", text)
 
 
+def check_fits(text: str, entries: int, dim: int) -> None:
+    """Raises InvalidInput for an index that so many keys of `dim` numbers cannot have."""
+    if text not in ("auto", FLAT):
+        factory = Factory.parse(text)
+        factory.check_lists(entries)
+        factory.check_width(dim)
+
+
 def least_to_train(text: str) -> int:
     """The fewest keys of which Faiss learns an index: one for each center of a product quantizer, and one for each
     dimension that a transform keeps.

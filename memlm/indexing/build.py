@@ -17,6 +17,7 @@ from memlm.api.datastores import CHECKS, KEYS
 from memlm.base.progress import LOADING, Progress, silent
 from memlm.data.corpus import Corpus, Texts, corpus_of
 from memlm.errors import check_choice, check_path, check_range
+from memlm.index.factory import check_fits
 from memlm.index.ivf import resolve_index
 from memlm.index.selection import codes_within
 from memlm.index.store.compaction import CompactionResult, compact
@@ -164,6 +165,7 @@ def build_index(
         estimate.check(out)
         if max_ram_bytes is not None and index == "auto":
             codes_within(max_ram_bytes, estimate.entries, spec.dim)
+        check_fits(index, estimate.entries, spec.dim)
     run = _Run(checkpoint, keys, check, encoder, progress)
     with StoreWriter.create(out, spec, keyed=False) as writer:
         return run.fill(writer, corpus, on_text=on_text)

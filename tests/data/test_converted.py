@@ -254,8 +254,9 @@ def test_a_build_of_converted_files_goes_on_after_a_kill_as_if_there_was_none(tm
     whole = build_index(model_folder, Corpus([folder]), tmp_path / "whole", check="none")
     script = (
         "import os, signal, sys; from memlm.data.corpus import Corpus; from memlm.indexing.build import build_index\n"
+        "from memlm.indexing import text; text.CHECKPOINT_TOKENS, text.AT_ONCE_DOCUMENTS = 1, 2\n"
         "def kill(phase, done, total, note=''):\n"
-        "    if phase == 'read' and not note.startswith('0 '): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if note.startswith('7 '): os.kill(os.getpid(), signal.SIGKILL)\n"
         "build_index(sys.argv[1], Corpus([sys.argv[2]]), sys.argv[3], check='none', progress=kill)"
     )
     command = [sys.executable, "-c", script, str(model_folder), str(folder), str(tmp_path / "cut")]
