@@ -52,7 +52,7 @@ def replacing(
     store: Path, now: Snapshot, sources: Sources, taken: SegmentRecord, number: int
 ) -> tuple[SegmentRecord, ...]:
     """The records of all segments of `now` for the manifest of a number: without the documents that were taken, and
-    with the segment that has them now before what is left of the first source. A source without live documents goes.
+    with the segment that has them now before the rest of the first source. A source without live documents goes.
     """
     kept, places = list[Segment](), list[tuple[Segment, int]]()
     place: int | None = None

@@ -73,7 +73,7 @@ OWN_FILES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a writer writes: whether the entries have keys, and what it takes from other segments."""
+    """What a writer writes: whether the entries have keys, and the rows that it takes from other segments."""
 
     spec: StoreSpec
     keyed: bool = True

@@ -23,7 +23,7 @@ SMOLLM2_BYTES = {"its 4-bit blocks": 96_576_768, "float32": 538_060_032}  # of t
 
 
 def doctor(json: options.Json = False) -> None:
-    """Show the processor, libraries and choices of this machine, and what is slow and why (10 seconds)."""
+    """Show the processor, libraries and choices of this machine, and slow parts with their reasons (10 seconds)."""
     facts, advice = examined()
     if json:
         emit_json({**facts, "advice": advice})

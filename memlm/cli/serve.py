@@ -90,7 +90,7 @@ def found_on_ray(config: ServerConfig) -> ServerConfig:
 
 
 def announcement(config: ServerConfig, address: str, http_url: str | None = None) -> list[str]:
-    """What a server says once it accepts requests: what it serves, where, its limits, and a command to try."""
+    """The lines of a server once it accepts requests: model, addresses, limits, and a command to try."""
     host = "localhost" if config.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else config.host
     target = f"{host}:{address.rpartition(':')[2]}"
     stores = ", ".join(f"{path.name} ({path})" for path in config.stores) or "none: the model alone"

@@ -48,8 +48,8 @@ class Corpus:
     """Documents under some paths, read anew at each iteration, or documents in memory.
 
     `Corpus(["docs/", "notes.jsonl"])` reads files; `Corpus([Document("a", "text")])` takes documents, after any files.
-    Of a folder, `IgnoreRules` leaves out hidden files, environments and what ignore files exclude, unless `hidden`, and
-    always datastores.
+    Of a folder, `IgnoreRules` leaves out hidden files, environments and all that ignore files exclude, unless `hidden`,
+    and always datastores.
     With `on_error="skip"` unusable documents are reported to `on_problem` and left out. With "fail" one raises
     `UnusableText`. Each document of a file is told to `on_document`, with the name of that file. Given `only`,
     documents of files with other ids are left out. Given `roots`, a file that lies under none of them, once links are

@@ -78,7 +78,7 @@ class ShardSegments:
 
     @property
     def description(self) -> Description:
-        """What the shard holds now. Opens what was committed since."""
+        """The present content of the shard. Opens later commits."""
         with self._lock:
             with suppress(MemlmError, OSError):  # a folder that is away for a moment changes nothing
                 if read_pointer(self.path) != self._manifest.pointer:

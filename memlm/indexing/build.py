@@ -91,7 +91,7 @@ def check_build(
     prune: float | None,
     check: str,
 ) -> None:
-    """Raises what `build_index` raises for its options and its folder, without a model."""
+    """Raises as `build_index` for its options and its folder, without a model."""
     check_path("out", out, "a new folder")
     check_prune(prune)
     check_choice("keys", keys, KEYS)

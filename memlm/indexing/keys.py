@@ -1,7 +1,8 @@
 """Text of a datastore -> keys: the view of it in which neighbors are found.
 
 Keys are made of stored tokens, a piece of the documents at a time. Each piece is committed as a segment, so that it is
-searched while the next one is made. A kill loses none of the pieces, and of the one at hand what was not synced.
+searched while the next one is made. A kill loses none of the pieces, and of the one at hand the part that was not
+synced.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 New text of its domain is measured by positions of its documents, each searched for without its whole document. A store
 of one document has no other: each half stands for new text beside the other. Text that the store holds is measured by
-pieces that are read again without what stands before them, as a prompt is.
+pieces that are read again without the text before them, as a prompt is.
 
 A store that has several times as many entries as then is tuned again, unless it was tuned by hand.
 """

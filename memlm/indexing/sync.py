@@ -100,7 +100,7 @@ def sync_index(
     progress: Progress = silent,
     plan: SyncPlan | None = None,
 ) -> SyncReport:
-    """Makes a datastore hold the documents of a corpus of files, and of others what it held: builds it where there is
+    """Makes a datastore hold the documents of a corpus of files, and the others that it held: builds it where there is
     none, adds and replaces in one commit, and deletes in another. Interrupted, it goes on when it is called again.
 
     Raises as `plan_sync`, `build_index` and `add_to_index`.
@@ -124,7 +124,7 @@ def sync_index(
 
 
 def signature_of(corpus: Corpus) -> dict[str, tuple[int, int]]:
-    """The time of change, in nanoseconds, and the size of each file: equal where nobody wrote to any."""
+    """The time of change, in nanoseconds, and the size of each file: equal where no file was written to."""
     found = dict[str, tuple[int, int]]()
     for name, path in corpus.files():
         try:

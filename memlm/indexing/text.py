@@ -1,7 +1,8 @@
 """Documents -> a segment of text: their tokens, ids, titles and metadata, without keys, and the words of its passages.
 
 This reads at the pace of the tokenizer. All that needs no keys answers once it is committed: passages, words, traces
-and drafts. An interrupted reading starts the corpus again, compares what is on the disk with it, and appends the rest.
+and drafts. An interrupted reading starts the corpus again, compares the tokens on the disk with it, and appends the
+rest.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = 8192  # of one file
 
 
 async def documents_in(chunks: AsyncIterator[bytes], content_type: str) -> AsyncIterator[tuple[NewDocument, ...]]:
-    """The documents of a form's files. Raises InvalidInput, naming the file, for what is no text."""
+    """The documents of a form's files. Raises InvalidInput, naming the file, for a file without text."""
     form = _Form(_boundary(content_type))
     with Converter() as converter:
         async for chunk in chunks:

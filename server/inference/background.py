@@ -21,8 +21,8 @@ log = logging.getLogger("memlm.server.worker")
 
 
 class BackgroundTasks:
-    """Runs the slow part of a request in a thread. Its last part, which changes what is served, is left to the loop, so
-    that every step of the batch sees one version of each datastore.
+    """Runs the slow part of a request in a thread. Its last part, which changes the served state, is left to the loop,
+    so that every step of the batch sees one version of each datastore.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -122,7 +122,7 @@ def _fingerprints(engine: Engine) -> dict[str, str]:
 
 
 def _ending(names: SessionNames) -> SessionNames:
-    """The same names, with a check that ends the process where another server has the folder. It answers nobody: its
+    """The same names, with a check that ends the process where another server has the folder. It answers no caller: its
     caches may be behind the files. Its server, if it lives, fails its requests with UNAVAILABLE.
     """
 

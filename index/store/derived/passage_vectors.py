@@ -46,7 +46,7 @@ class SegmentVectors:
     and the headings. `build` makes some more.
 
     Where the folder cannot be written, they live in RAM. Any thread may call the methods, and any process may make
-    them: one at a time does, and the others see what it has made.
+    them: one at a time does, and the others see its vectors.
     """
 
     def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts, encoder: PassageEncoder) -> None:

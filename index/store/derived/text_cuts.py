@@ -1,9 +1,10 @@
 """The tokens of a document -> where its passages begin, and the headings above each.
 
 A passage begins at a heading, a paragraph or a list item. What stands together under one heading, and on one page, is
-joined while it has four fifths of `limit` tokens, and a heading without text goes with what follows. Code in fences is
-one block, a table too. A block that is longer is cut at the ends of sentences, else of lines, else of words, else of
-characters. The last fifth is for what would be left alone otherwise: a short begin before a long block, or a short end.
+joined while it has four fifths of `limit` tokens, and a heading without text goes with the next block. Code in fences
+is one block, a table too. A block that is longer is cut at the ends of sentences, else of lines, else of words, else of
+characters. The last fifth is for text that would be left alone otherwise: a short begin before a long block, or a short
+end.
 
 Bytes are read, which every tokenizer has, and a window of tokens at a time, so that a document may be of any length.
 """
@@ -87,7 +88,7 @@ class Cutter:
 
 
 class _Place(NamedTuple):
-    """Where the next passage begins, and what is open there: headings, and the fence of code."""
+    """Where the next passage begins, and the headings and the fence of code that are open there."""
 
     row: int
     skip: int
@@ -164,7 +165,7 @@ class _Window:
         return is_alone or (is_last and end - begin < self._little)
 
     def _inside(self, begin: int, row: int, block: int) -> int:
-        """Where a passage ends in a block that it cannot take whole: near the middle of what two passages hold."""
+        """Where a passage ends in a block that it cannot take whole: near the middle of the text of two passages."""
         start, size = self._starts[block], self._rows[block + 1] - row
         wanted = self._start_of(row + (self._usual if size > 2 * self._usual else (size + 1) // 2))
         last = self._start_of(row + self._usual)

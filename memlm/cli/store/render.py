@@ -116,7 +116,7 @@ def _estimate_lines(estimate: Any, num_files: int) -> list[tuple[str, str]]:
 
 
 def print_build(report: Any, model: Path, *, json: bool) -> None:
-    """Prints the report of a build: size, speed, and what was found out about the keys, or how to make some."""
+    """Prints the report of a build: size, speed, and the quality of its keys, or how to make some."""
     if json:
         emit_json(report)
         return

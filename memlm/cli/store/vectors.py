@@ -1,4 +1,4 @@
-"""`memlm index vectors`, and what a build and an addition do and say about the vectors of passages."""
+"""`memlm index vectors`, and the vectors of passages that a build and an addition make."""
 
 from __future__ import annotations
 

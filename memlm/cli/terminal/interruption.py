@@ -1,4 +1,4 @@
-"""Ctrl-C: what became of the work, and which command goes on with it."""
+"""Ctrl-C: the state of the work, and the command that goes on with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERRUPTED = "interrupted; committed work is kept"
 
 
 class Interrupted(Exception):
-    """A command was interrupted. The message says what became of its work."""
+    """A command was interrupted. The message gives the state of its work."""
 
 
 class InterruptibleGroup(typer.core.TyperGroup):

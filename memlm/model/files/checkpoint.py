@@ -179,7 +179,7 @@ def load_checkpoint(
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer:
-    """Reads the tokenizer of a model without the model, as `load_checkpoint` finds it, to decode what it encoded."""
+    """Reads the tokenizer of a model without the model, as `load_checkpoint` finds it, to decode its tokens."""
     path = find_model(model)
     return tokenizer_of(GgufFile(path).metadata, str(path)) if is_gguf(path) else Tokenizer.load(path)
 
