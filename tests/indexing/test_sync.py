@@ -92,6 +92,61 @@ def test_nothing_is_deleted_where_files_are_there_and_cannot_be_read(checkpoint,
     assert set(texts_in(checkpoint, store)) == {"c.html"}
 
 
+MAILS = "".join(f"From a@b Mon\nFrom: a\nSubject: {word}\n\nhello {word}\n\n" for word in ("one", "two"))
+ROWS = '{"id": "one", "text": "hello"}\n{"id": "two", "text": "hello again"}\n'
+
+
+def write(file: Path, content: str) -> None:
+    """Of Parquet, two rows, of which a missing letter leaves the second one without a text."""
+    if file.suffix != ".parquet":
+        file.write_text(content)
+        return
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"id": ["one", "two"], "text": [content[0], content[1:] or None]}), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "damaged"),
+    [
+        ("x.jsonl", ROWS, ROWS[:-10]),
+        ("x.jsonl", ROWS, ""),
+        ("x.jsonl", ROWS, "\0\0"),
+        ("x.mbox", MAILS, ""),
+        ("x.parquet", "ab", "a"),
+    ],
+)
+def test_no_document_of_a_file_with_a_problem_is_deleted(checkpoint, docs, tmp_path, name, content, damaged):
+    store, file = tmp_path / "store", docs / name
+    write(file, content)
+    one, two = synced(checkpoint, store, docs).added[-2:]
+    write(file, damaged)
+    (docs / "a.txt").write_text("another text")
+    plan = synced(checkpoint, store, docs)
+    assert (plan.replaced, plan.deleted, plan.kept[-1]) == (("a.txt",), (), two)
+    assert {one, two} <= set(texts_in(checkpoint, store))
+    file.unlink()
+    assert synced(checkpoint, store, docs).deleted == (one, two)
+
+
+def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
+    store, file = tmp_path / "store", docs / "x.jsonl"
+    file.write_text(ROWS)
+    synced(checkpoint, store, docs)
+    file.write_text(ROWS.splitlines()[0])
+    assert synced(checkpoint, store, docs).deleted == ("two",)
+
+
+def test_a_memory_without_files_deletes_nothing(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    old = {origin: list(files) for origin, files in json.loads((store / SYNCED).read_text())["synced"].items()}
+    (store / SYNCED).write_text(json.dumps({"version": 1, "synced": old}))
+    (docs / "a.txt").unlink()
+    assert synced(checkpoint, store, docs) == SyncPlan(unchanged=("b.txt", "c.html"))
+    (docs / "b.txt").unlink()
+    assert synced(checkpoint, store, docs).deleted == ("b.txt",)
+
+
 def test_a_folder_that_cannot_be_listed_deletes_nothing(checkpoint, docs, tmp_path, monkeypatch):
     store = tmp_path / "store"
     (docs / "deep").mkdir()
