@@ -127,6 +127,10 @@ class Corpus:
             return _called_apart(self.places, listings, {name for name, count in names.items() if count > 1})
         return [each for listing in listings for each in listing]
 
+    def empty_places(self) -> list[Path]:
+        """Those of the folders in which no file is found."""
+        return [path for path in self.places if not self._files_of(path, lambda path, error: None)]
+
     def _files_of(self, path: Path, on_unreadable: Callable[[Path, OSError], None]) -> Listing:
         if str(path) == STANDARD_INPUT:
             return [(standard_input_name(), PIPED_IN)]

@@ -31,6 +31,7 @@ from memlm.model.files.checkpoint import Checkpoint
 SYNCED = "synced.json"
 HASH_DIGITS = 16
 VERSION = 2
+NO_FILE = "no file was found, as where a folder is not mounted; no document is deleted"
 CANNOT_BE_READ = "cannot be read"  # the reason of a folder or file that the system refuses
 
 
@@ -150,8 +151,12 @@ class _Look:
 
     def kept(self, gone: Mapping[str, str]) -> list[str]:
         """Those of some ids, given with hashes of their files' paths, whose files are there and had a problem or gave
-        no document: all of them, where a folder could not be listed.
+        no document: all of them, where a folder could not be listed, or has no file.
         """
+        if gone and (empty := self._corpus.empty_places()):
+            for place in empty:
+                self._corpus.on_problem(Problem(str(place), NO_FILE))
+            return list(gone)
         if any(problem.reason == CANNOT_BE_READ for problem in self._problems):
             return list(gone)
         troubled = {each for problem in self._problems for each in (problem.where, problem.where.rpartition(":")[0])}

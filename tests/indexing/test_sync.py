@@ -128,6 +128,26 @@ def test_no_document_of_a_file_with_a_problem_is_deleted(checkpoint, docs, tmp_p
     assert synced(checkpoint, store, docs).deleted == (one, two)
 
 
+def test_nothing_is_deleted_where_one_of_several_folders_is_empty(checkpoint, docs, tmp_path):
+    store, other, away = tmp_path / "store", tmp_path / "other", tmp_path / "away"
+    other.mkdir()
+    (other / "x.txt").write_text("another folder's")
+    synced(checkpoint, store, docs, other)
+    docs.rename(away)
+    docs.mkdir()
+    told = []
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs, other], on_problem=told.append), store)
+    assert plan == SyncPlan(kept=("a.txt", "b.txt", "c.html"), unchanged=("x.txt",))
+    assert [(each.where, each.reason) for each in told] == [
+        (str(docs), "no file was found, as where a folder is not mounted")
+    ]
+    synced(checkpoint, store, docs, other)
+    docs.rmdir()
+    away.rename(docs)
+    (docs / "a.txt").unlink()
+    assert synced(checkpoint, store, docs, other).deleted == ("a.txt",)  # what was kept is remembered
+
+
 def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
     store, file = tmp_path / "store", docs / "x.jsonl"
     file.write_text(ROWS)
