@@ -2,7 +2,7 @@
 
 A document is unchanged where the datastore holds the same tokens, title and metadata under its id. A document is gone
 where an earlier synchronization of the same files and folders saw it, this one does not, and its file is gone or was
-read without a problem. `synced.json` in the datastore's folder remembers that by hashes of ids and of their files'
+read whole. `synced.json` in the datastore's folder remembers that by hashes of ids and of their files'
 paths, so that no name of a deleted document stays there.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
-from memlm.data.corpus import Corpus, Document, Problem
+from memlm.data.corpus import ALL_FILES, Corpus, Document, Problem
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt, InvalidInput
 from memlm.index.store.datastore import Datastore
@@ -37,9 +37,9 @@ CANNOT_BE_READ = "cannot be read"  # the reason of a folder or file that the sys
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, although they are
-    gone, because their files could not be read; and of those that are unchanged. `files` has hashes of the paths of
-    those that were read.
+    """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, although they were
+    not found, because they are not known to be gone; and of those that are unchanged. `files` has hashes of the paths
+    of the files that were read.
     """
 
     added: tuple[str, ...] = ()
@@ -150,8 +150,8 @@ class _Look:
         return {id_: hashes.get(name) or _hash(name) for id_, name in self._names.items()}  # it went away meanwhile
 
     def kept(self, gone: Mapping[str, str]) -> list[str]:
-        """Those of some ids, given with hashes of their files' paths, whose files are there and had a problem or gave
-        no document: all of them, where a folder could not be listed, or has no file.
+        """Those of some ids, given with hashes of their files' paths, whose files are there and had a problem, gave no
+        document or were left out: all of them, where a folder could not be listed, or has no file.
         """
         if gone and (empty := self._corpus.empty_places()):
             for place in empty:
@@ -161,7 +161,9 @@ class _Look:
             return list(gone)
         troubled = {each for problem in self._problems for each in (problem.where, problem.where.rpartition(":")[0])}
         whole = set(self._names.values()) - troubled
-        doubtful = {_hash_of(path) for name, path in self._corpus.found() if name not in whole}
+        read = {_hash_of(path) for name, path in self._corpus.found() if name in whole}
+        all_files = replace(self._corpus, glob=ALL_FILES, hidden=True).found() if gone else ()
+        doubtful = {_hash_of(path) for _, path in all_files} - read
         return [id_ for id_, file in gone.items() if file in doubtful]
 
     def _on_problem(self, problem: Problem) -> None:

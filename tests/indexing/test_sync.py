@@ -148,6 +148,30 @@ def test_nothing_is_deleted_where_one_of_several_folders_is_empty(checkpoint, do
     assert synced(checkpoint, store, docs, other).deleted == ("a.txt",)  # what was kept is remembered
 
 
+def test_files_that_are_left_out_keep_their_documents(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    (docs / ".d.txt").write_text("a hidden one")
+    sync_index(checkpoint, Corpus([docs], hidden=True), store, check="none")
+    narrow = Corpus([docs], "**/*.html")
+    assert plan_sync(checkpoint.tokenizer, narrow, store) == SyncPlan(
+        kept=(".d.txt", "a.txt", "b.txt"), unchanged=("c.html",)
+    )
+    (docs / "b.txt").unlink()
+    plan = sync_index(checkpoint, narrow, store, check="none").plan
+    assert (plan.deleted, plan.kept) == (("b.txt",), (".d.txt", "a.txt"))
+    assert synced(checkpoint, store, docs) == SyncPlan(kept=(".d.txt",), unchanged=("a.txt", "c.html"))
+
+
+def test_a_file_under_a_new_name_loses_its_old_one(checkpoint, docs, tmp_path):
+    store, other = tmp_path / "store", tmp_path / "other"
+    other.mkdir()
+    (other / "a.txt").write_text("another folder's")
+    assert synced(checkpoint, store, docs, other).added == ("docs/a.txt", "b.txt", "c.html", "other/a.txt")
+    (other / "a.txt").rename(other / "x.txt")
+    plan = synced(checkpoint, store, docs, other)
+    assert (plan.added, set(plan.deleted)) == (("a.txt", "x.txt"), {"docs/a.txt", "other/a.txt"})
+
+
 def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
     store, file = tmp_path / "store", docs / "x.jsonl"
     file.write_text(ROWS)

@@ -90,7 +90,7 @@ def _print(plan: SyncPlan, *, json: bool) -> None:
         emit_json({**kinds, "unchanged": len(plan.unchanged)})
         return
     for kind, ids in kinds.items():
-        why = " (gone, or its file cannot be read)" if kind == "kept" else ""
+        why = " (not found, and not known to be gone)" if kind == "kept" else ""
         for id_ in ids[:SHOWN]:
             out.print(one_line(f"{kind} {id_}{why}"), markup=False, highlight=False)
         if len(ids) > SHOWN:
