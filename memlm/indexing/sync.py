@@ -21,7 +21,7 @@ from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
 from memlm.data.corpus import ALL_FILES, Corpus, Document, Problem
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import Corrupt, InvalidInput
+from memlm.errors import AlreadyExists, Corrupt, InvalidInput
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.manifest import CURRENT
 from memlm.index.store.snapshot import Snapshot
@@ -67,7 +67,8 @@ def plan_sync(tokenizer: Tokenizer, corpus: Corpus, store: str | Path) -> SyncPl
     """Compares a corpus of files with a datastore. Reads and tokenizes all of it, and changes nothing.
 
     Raises InvalidInput for a corpus with documents in memory or from a pipe, which cannot be read again, and for one
-    without any document: a folder that is empty, or not mounted, deletes nothing.
+    without any document: a folder that is empty, or not mounted, deletes nothing. Raises AlreadyExists where a document
+    would replace one that a synchronization of other files and folders made of another file.
     """
     if corpus.documents or corpus.has_pipes:
         raise InvalidInput("only files and folders can be synchronized; name some", field="corpus")
@@ -84,10 +85,12 @@ def plan_sync(tokenizer: Tokenizer, corpus: Corpus, store: str | Path) -> SyncPl
                 (unchanged if _is_same(snapshot, document, tokenizer) else replaced).append(document.id)
         seen = {*added, *replaced, *unchanged}
         remembered = _remembered(snapshot, Path(store), corpus)
+    files = look.files()
+    _check_own(Path(store), corpus, {id_: files[id_] for id_ in replaced})
     gone = {id_: file for id_, file in remembered.items() if id_ not in seen}
     kept = look.kept(gone)
     deleted = tuple(id_ for id_ in gone if id_ not in kept)
-    return SyncPlan(tuple(added), tuple(replaced), deleted, tuple(kept), tuple(unchanged), look.files())
+    return SyncPlan(tuple(added), tuple(replaced), deleted, tuple(kept), tuple(unchanged), files)
 
 
 def sync_index(
@@ -203,6 +206,24 @@ def _remembered(snapshot: Snapshot, store: Path, corpus: Corpus) -> dict[str, st
     others = set[str]().union(*synced.values())
     hashes = ((document.id, _hash(document.id)) for document in snapshot.documents())
     return {id_: own[hash_] for id_, hash_ in hashes if hash_ in own and hash_ not in others}
+
+
+def _check_own(store: Path, corpus: Corpus, replaced: Mapping[str, str]) -> None:
+    """Raises AlreadyExists for ids, given with hashes of their files' paths, that other files of other corpora have."""
+    synced = _read_synced(store)
+    own = synced.pop(_origin(corpus), {})
+
+    def is_taken(id_: str, file: str) -> bool:
+        known = [files[_hash(id_)] for files in synced.values() if _hash(id_) in files]
+        return bool(known) and _hash(id_) not in own and file not in known
+
+    if taken := [id_ for id_, file in replaced.items() if is_taken(id_, file)]:
+        more = f" (and {len(taken) - 1:,} more)" if len(taken) > 1 else ""
+        raise AlreadyExists(
+            f"document {taken[0]!r}{more} came from another folder that was synchronized to {store}, and would be"
+            " replaced; rename its file, or synchronize to another datastore. Where the folder is the same and was"
+            f" moved, remove {store / SYNCED}"
+        )
 
 
 def _remember(

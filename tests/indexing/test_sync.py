@@ -9,7 +9,7 @@ import pytest
 from texts import make_text
 
 from memlm.data.corpus import Corpus, Document
-from memlm.errors import Corrupt, InvalidInput, NotFound
+from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
 from memlm.indexing import sync as sync_module
 from memlm.indexing.build import add_to_index, build_index
@@ -170,6 +170,27 @@ def test_a_file_under_a_new_name_loses_its_old_one(checkpoint, docs, tmp_path):
     (other / "a.txt").rename(other / "x.txt")
     plan = synced(checkpoint, store, docs, other)
     assert (plan.added, set(plan.deleted)) == (("a.txt", "x.txt"), {"docs/a.txt", "other/a.txt"})
+
+
+def test_a_document_of_another_folder_is_not_replaced(checkpoint, docs, tmp_path):
+    store, other = tmp_path / "store", tmp_path / "other"
+    other.mkdir()
+    synced(checkpoint, store, docs)
+    before = texts_in(checkpoint, store)
+    for name in ("a.txt", "b.txt"):
+        (other / name).write_text("another folder's")
+    for path in (other, other / "b.txt"):
+        with pytest.raises(AlreadyExists, match=r"'.\.txt'.* rename its file.*synced\.json"):
+            synced(checkpoint, store, path)
+    assert texts_in(checkpoint, store) == before
+    (docs / "a.txt").write_text("the same file")
+    assert synced(checkpoint, store, docs / "a.txt").replaced == ("a.txt",)
+    moved = docs.rename(tmp_path / "moved")
+    (moved / "b.txt").write_text("the same folder")
+    with pytest.raises(AlreadyExists):
+        synced(checkpoint, store, moved)
+    (store / SYNCED).unlink()
+    assert synced(checkpoint, store, moved).replaced == ("b.txt",)
 
 
 def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
