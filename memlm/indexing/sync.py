@@ -19,7 +19,7 @@ import numpy as np
 
 from memlm.base.files import write_atomic
 from memlm.base.progress import Progress, silent
-from memlm.data.corpus import ALL_FILES, Corpus, Document, Problem
+from memlm.data.corpus import ALL_FILES, Corpus, Document, NoText, Problem
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput
 from memlm.index.store.datastore import Datastore
@@ -104,6 +104,7 @@ def sync_index(
 ) -> SyncReport:
     """Makes a datastore hold the documents of a corpus of files, and of others what it held: builds it where there is
     none, adds and replaces in one commit, and deletes in another. Interrupted, it goes on when it is called again.
+    What is no longer there since the plan was made is not added.
 
     Raises as `plan_sync`, `build_index` and `add_to_index`.
     """
@@ -117,7 +118,10 @@ def sync_index(
         # Before they are there: after a kill between the two, a later call may delete them.
         _remember(path, corpus, {id_: plan.files[id_] for id_ in plan.added}, keeps_others=True)
         new = replace(quiet, only=frozenset((*plan.added, *plan.replaced)))
-        built = add_to_index(checkpoint, new, path, replace=True, check=check, progress=progress)
+        try:
+            built = add_to_index(checkpoint, new, path, replace=True, check=check, progress=progress)
+        except NoText:  # the files went away since they were planned
+            plan = replace(plan, added=(), replaced=())
     with Datastore.open(path) as datastore:
         if gone := [id_ for id_ in plan.deleted if datastore.snapshot.has_document(id_)]:
             datastore.delete(gone)

@@ -264,6 +264,20 @@ def test_an_interrupted_call_goes_on_when_it_is_called_again(checkpoint, docs, t
     assert set(synced(checkpoint, store, docs).deleted) == {"a.txt", "d.txt"}
 
 
+def test_files_that_went_away_since_the_plan_are_not_added(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    for name in ("d.txt", "e.txt"):
+        (docs / name).write_text("a new one")
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs]), store)
+    for name in ("d.txt", "e.txt"):
+        (docs / name).unlink()
+    report = sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan)
+    assert (report.plan.added, report.plan.deleted, report.built) == ((), ("a.txt",), None)
+    assert set(texts_in(checkpoint, store)) == {"b.txt", "c.html"}
+
+
 def test_the_memory_of_the_folder_has_no_names(checkpoint, docs, tmp_path):
     store = tmp_path / "store"
     synced(checkpoint, store, docs)
