@@ -22,7 +22,7 @@ from memlm.base.figures import counted
 from memlm.base.files import is_under
 from memlm.base.lists import items_of
 from memlm.base.printable import one_line
-from memlm.data.document import Document, Problem, UnusableText
+from memlm.data.document import Document, NoText, Problem, UnusableText
 from memlm.data.folders import Folder, check_glob
 from memlm.data.formats import PIPED_IN, STANDARD_INPUT, standard_input_name, unpacked_size
 from memlm.data.ignored import IgnoreRules
@@ -31,7 +31,7 @@ from memlm.data.records import read_record
 from memlm.errors import InvalidInput, NotFound
 from memlm.index.store.journal import is_datastore
 
-__all__ = ["Corpus", "Document", "Problem", "Texts", "UnusableText", "corpus_of"]
+__all__ = ["Corpus", "Document", "NoText", "Problem", "Texts", "UnusableText", "corpus_of"]
 
 SHOWN_PROBLEMS = 3
 ALL_FILES = "**/*"
@@ -54,7 +54,7 @@ class Corpus:
     `UnusableText`. Each document of a file is told to `on_document`, with the name of that file. Given `only`,
     documents of files with other ids are left out. Given `roots`, a file that lies under none of them, once links are
     followed, cannot be used.
-    Raises NotFound for a path that is not there and InvalidInput where no document is found at all.
+    Raises NotFound for a path that is not there and NoText where no document is found at all.
     """
 
     paths: Sequence[str | Path | Document]
@@ -86,7 +86,7 @@ class Corpus:
         check_glob(self.glob)
 
     def __iter__(self) -> Iterator[Document]:
-        """Yields the documents in order. Raises InvalidInput at the end, with the first problems, if there was none."""
+        """Yields the documents in order. Raises NoText at the end, with the first problems, if there was none."""
         reading = Reading(self)
         yield from reading.documents()
         yield from self.documents
@@ -94,7 +94,7 @@ class Corpus:
             raise self._no_text(reading.problems)
 
     def require_text(self) -> None:
-        """Raises InvalidInput where an iteration would find no document. Reads up to the first one, so that a caller
+        """Raises NoText where an iteration would find no document. Reads up to the first one, so that a caller
         knows it before a model is loaded. With `on_error="fail"` reads all, so that UnusableText is raised
         before anything is written. With a pipe, nothing is read.
         """
@@ -127,6 +127,10 @@ class Corpus:
             return _called_apart(self.places, listings, {name for name, count in names.items() if count > 1})
         return [each for listing in listings for each in listing]
 
+    def empty_places(self) -> list[Path]:
+        """Those of the folders in which no file is found."""
+        return [path for path in self.places if not self._files_of(path, lambda path, error: None)]
+
     def _files_of(self, path: Path, on_unreadable: Callable[[Path, OSError], None]) -> Listing:
         if str(path) == STANDARD_INPUT:
             return [(standard_input_name(), PIPED_IN)]
@@ -134,16 +138,16 @@ class Corpus:
             return [(path.name, path)]
         return Folder(path, self.glob, IgnoreRules(path, hidden=self.hidden), on_unreadable).files()
 
-    def _no_text(self, problems: Sequence[Problem]) -> InvalidInput:
+    def _no_text(self, problems: Sequence[Problem]) -> NoText:
         places = one_line(", ".join(str(path) for path in self.paths))
         if all(map(is_datastore, self.places)):
             why = "a datastore, and no text; name the files or folders whose text is to be read"
-            return InvalidInput(f"{places}: {why}", field="corpus")
+            return NoText(f"{places}: {why}", field="corpus")
         chosen = "" if self.glob == ALL_FILES else f" with glob {self.glob!r}"
         reasons = "; ".join(map(str, problems[:SHOWN_PROBLEMS]))
         more = f" and {len(problems) - SHOWN_PROBLEMS} more" if len(problems) > SHOWN_PROBLEMS else ""
         why = f" ({reasons}{more})" if reasons else ""
-        return InvalidInput(f"no text was found under {places}{chosen}; nothing was built{why}", field="corpus")
+        return NoText(f"no text was found under {places}{chosen}; nothing was built{why}", field="corpus")
 
     @property
     def num_bytes(self) -> int:

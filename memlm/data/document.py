@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlm.base.printable import one_line
-from memlm.errors import MemlmError
+from memlm.errors import InvalidInput, MemlmError
 
 DETAILS = re.compile(r" \(|; |: ")  # where a reason goes on with what differs between files
 
@@ -47,3 +47,7 @@ class Problem:
 
 class UnusableText(MemlmError):
     """A document that cannot be read, under `--on-error fail`."""
+
+
+class NoText(InvalidInput):
+    """A corpus without a document."""

@@ -34,6 +34,7 @@ from memlm.cli.serve import announcement
 from memlm.cli.store.render import SERVED_WITHOUT_KEYS
 from memlm.cli.terminal.console import ConsoleProgress, jsonable
 from memlm.cli.terminal.options import num_bytes
+from memlm.index.store.lock import write_lock
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.estimate import SAMPLE_DOCUMENTS
 from memlm.server.config import ServerConfig
@@ -530,6 +531,31 @@ def test_sync_goes_on_with_what_changes_until_it_is_interrupted(capsys, model_fo
         assert process.wait(30) == 130
     code, printed, _ = memlm(capsys, "index", "info", store, "--json")
     assert json.loads(printed)["documents"] == 1
+
+
+def test_a_watch_tells_what_hinders_it_and_goes_on(capsys, model_folder, tmp_path):
+    folder, store = tmp_path / "docs", tmp_path / "store"
+    folder.mkdir()
+    (folder / "a.txt").write_text("the gateway listens")
+    command = [sys.executable, "-m", "memlm", "index", "sync", store, folder, "--model", model_folder]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*map(str, command), "--check", "none", "--watch"], **pipes) as process:
+        assert [process.stdout.readline() for _ in range(2)] == [
+            "added a.txt\n", "1 document, 0 of them unchanged\n",
+        ]  # fmt: skip
+
+        def told(words: str) -> bool:
+            return any(words in line for line in process.stderr)
+
+        with write_lock(store):
+            (folder / "a.txt").rename(folder / "b.txt")
+            assert told("another process")
+        assert [process.stdout.readline() for _ in range(2)] == ["added b.txt\n", "deleted a.txt\n"]
+        (folder / "b.txt").unlink()
+        assert told("no text was found")
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
 
 
 def test_hidden_files_are_read_where_that_is_asked_for(capsys, model_folder, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from texts import make_text
 
 from memlm.data.corpus import Corpus, Document
-from memlm.errors import Corrupt, InvalidInput, NotFound
+from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
 from memlm.indexing import sync as sync_module
 from memlm.indexing.build import add_to_index, build_index
@@ -92,6 +92,126 @@ def test_nothing_is_deleted_where_files_are_there_and_cannot_be_read(checkpoint,
     assert set(texts_in(checkpoint, store)) == {"c.html"}
 
 
+MAILS = "".join(f"From a@b Mon\nFrom: a\nSubject: {word}\n\nhello {word}\n\n" for word in ("one", "two"))
+ROWS = '{"id": "one", "text": "hello"}\n{"id": "two", "text": "hello again"}\n'
+
+
+def write(file: Path, content: str) -> None:
+    """Of Parquet, two rows, of which a missing letter leaves the second one without a text."""
+    if file.suffix != ".parquet":
+        file.write_text(content)
+        return
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"id": ["one", "two"], "text": [content[0], content[1:] or None]}), file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "damaged"),
+    [
+        ("x.jsonl", ROWS, ROWS[:-10]),
+        ("x.jsonl", ROWS, ""),
+        ("x.jsonl", ROWS, "\0\0"),
+        ("x.mbox", MAILS, ""),
+        ("x.parquet", "ab", "a"),
+    ],
+)
+def test_no_document_of_a_file_with_a_problem_is_deleted(checkpoint, docs, tmp_path, name, content, damaged):
+    store, file = tmp_path / "store", docs / name
+    write(file, content)
+    one, two = synced(checkpoint, store, docs).added[-2:]
+    write(file, damaged)
+    (docs / "a.txt").write_text("another text")
+    plan = synced(checkpoint, store, docs)
+    assert (plan.replaced, plan.deleted, plan.kept[-1]) == (("a.txt",), (), two)
+    assert {one, two} <= set(texts_in(checkpoint, store))
+    file.unlink()
+    assert synced(checkpoint, store, docs).deleted == (one, two)
+
+
+def test_nothing_is_deleted_where_one_of_several_folders_is_empty(checkpoint, docs, tmp_path):
+    store, other, away = tmp_path / "store", tmp_path / "other", tmp_path / "away"
+    other.mkdir()
+    (other / "x.txt").write_text("another folder's")
+    synced(checkpoint, store, docs, other)
+    docs.rename(away)
+    docs.mkdir()
+    told = []
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs, other], on_problem=told.append), store)
+    assert plan == SyncPlan(kept=("a.txt", "b.txt", "c.html"), unchanged=("x.txt",))
+    assert [(each.where, each.reason) for each in told] == [
+        (str(docs), "no file was found, as where a folder is not mounted")
+    ]
+    synced(checkpoint, store, docs, other)
+    docs.rmdir()
+    away.rename(docs)
+    (docs / "a.txt").unlink()
+    assert synced(checkpoint, store, docs, other).deleted == ("a.txt",)  # what was kept is remembered
+
+
+def test_files_that_are_left_out_keep_their_documents(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    (docs / ".d.txt").write_text("a hidden one")
+    sync_index(checkpoint, Corpus([docs], hidden=True), store, check="none")
+    narrow = Corpus([docs], "**/*.html")
+    assert plan_sync(checkpoint.tokenizer, narrow, store) == SyncPlan(
+        kept=(".d.txt", "a.txt", "b.txt"), unchanged=("c.html",)
+    )
+    (docs / "b.txt").unlink()
+    plan = sync_index(checkpoint, narrow, store, check="none").plan
+    assert (plan.deleted, plan.kept) == (("b.txt",), (".d.txt", "a.txt"))
+    assert synced(checkpoint, store, docs) == SyncPlan(kept=(".d.txt",), unchanged=("a.txt", "c.html"))
+
+
+def test_a_file_under_a_new_name_loses_its_old_one(checkpoint, docs, tmp_path):
+    store, other = tmp_path / "store", tmp_path / "other"
+    other.mkdir()
+    (other / "a.txt").write_text("another folder's")
+    assert synced(checkpoint, store, docs, other).added == ("docs/a.txt", "b.txt", "c.html", "other/a.txt")
+    (other / "a.txt").rename(other / "x.txt")
+    plan = synced(checkpoint, store, docs, other)
+    assert (plan.added, set(plan.deleted)) == (("a.txt", "x.txt"), {"docs/a.txt", "other/a.txt"})
+
+
+def test_a_document_of_another_folder_is_not_replaced(checkpoint, docs, tmp_path):
+    store, other = tmp_path / "store", tmp_path / "other"
+    other.mkdir()
+    synced(checkpoint, store, docs)
+    before = texts_in(checkpoint, store)
+    for name in ("a.txt", "b.txt"):
+        (other / name).write_text("another folder's")
+    for path in (other, other / "b.txt"):
+        with pytest.raises(AlreadyExists, match=r"'.\.txt'.* rename its file.*synced\.json"):
+            synced(checkpoint, store, path)
+    assert texts_in(checkpoint, store) == before
+    (docs / "a.txt").write_text("the same file")
+    assert synced(checkpoint, store, docs / "a.txt").replaced == ("a.txt",)
+    moved = docs.rename(tmp_path / "moved")
+    (moved / "b.txt").write_text("the same folder")
+    with pytest.raises(AlreadyExists):
+        synced(checkpoint, store, moved)
+    (store / SYNCED).unlink()
+    assert synced(checkpoint, store, moved).replaced == ("b.txt",)
+
+
+def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
+    store, file = tmp_path / "store", docs / "x.jsonl"
+    file.write_text(ROWS)
+    synced(checkpoint, store, docs)
+    file.write_text(ROWS.splitlines()[0])
+    assert synced(checkpoint, store, docs).deleted == ("two",)
+
+
+def test_a_memory_without_files_deletes_nothing(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    old = {origin: list(files) for origin, files in json.loads((store / SYNCED).read_text())["synced"].items()}
+    (store / SYNCED).write_text(json.dumps({"version": 1, "synced": old}))
+    (docs / "a.txt").unlink()
+    assert synced(checkpoint, store, docs) == SyncPlan(unchanged=("b.txt", "c.html"))
+    (docs / "b.txt").unlink()
+    assert synced(checkpoint, store, docs).deleted == ("b.txt",)
+
+
 def test_a_folder_that_cannot_be_listed_deletes_nothing(checkpoint, docs, tmp_path, monkeypatch):
     store = tmp_path / "store"
     (docs / "deep").mkdir()
@@ -142,6 +262,20 @@ def test_an_interrupted_call_goes_on_when_it_is_called_again(checkpoint, docs, t
     monkeypatch.undo()
     (docs / "d.txt").unlink()  # what was added in between is known as the folder's
     assert set(synced(checkpoint, store, docs).deleted) == {"a.txt", "d.txt"}
+
+
+def test_files_that_went_away_since_the_plan_are_not_added(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    for name in ("d.txt", "e.txt"):
+        (docs / name).write_text("a new one")
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs]), store)
+    for name in ("d.txt", "e.txt"):
+        (docs / name).unlink()
+    report = sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan)
+    assert (report.plan.added, report.plan.deleted, report.built) == ((), ("a.txt",), None)
+    assert set(texts_in(checkpoint, store)) == {"b.txt", "c.html"}
 
 
 def test_the_memory_of_the_folder_has_no_names(checkpoint, docs, tmp_path):

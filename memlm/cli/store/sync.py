@@ -13,10 +13,10 @@ from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
 from memlm.cli.terminal import options
-from memlm.cli.terminal.console import ConsoleProgress, emit_json, out
+from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.interruption import describe_build, on_interrupt
-from memlm.errors import InvalidInput, check_choice
+from memlm.errors import AlreadyExists, InvalidInput, Locked, check_choice
 
 if TYPE_CHECKING:
     from memlm.data.corpus import Corpus
@@ -60,13 +60,16 @@ def sync(
             seen = signature_of(documents)
             try:
                 plan = plan_sync(checkpoint.tokenizer, documents, store)
-            except InvalidInput:
+                if not dry_run and not (plan.is_empty and (store / "CURRENT").exists() and watch):
+                    with ConsoleProgress() as progress:
+                        plan = sync_index(checkpoint, documents, store, check=check, progress=progress, plan=plan).plan
+            except (AlreadyExists, InvalidInput, Locked) as error:
                 if not watch:
                     raise
-                continue  # no document is left: as where a folder is not mounted, nothing is deleted
-            if not dry_run and not (plan.is_empty and (store / "CURRENT").exists() and watch):
-                with ConsoleProgress() as progress:
-                    sync_index(checkpoint, documents, store, check=check, progress=progress, plan=plan)
+                err.print(f"memlm: {one_line(str(error))}", markup=False)
+                if isinstance(error, Locked):
+                    seen = {}  # no file changes once the lock is free
+                continue
             _print(plan, json=json)
     files.finish(report)
 
@@ -90,7 +93,7 @@ def _print(plan: SyncPlan, *, json: bool) -> None:
         emit_json({**kinds, "unchanged": len(plan.unchanged)})
         return
     for kind, ids in kinds.items():
-        why = " (gone, or its file cannot be read)" if kind == "kept" else ""
+        why = " (not found, and not known to be gone)" if kind == "kept" else ""
         for id_ in ids[:SHOWN]:
             out.print(one_line(f"{kind} {id_}{why}"), markup=False, highlight=False)
         if len(ids) > SHOWN:
