@@ -74,9 +74,10 @@ class Converter:
 
     async def documents(self, file: HeldFile) -> AsyncIterator[tuple[NewDocument, ...]]:
         """The documents of a file, in pieces. Raises InvalidInput, naming it, for one that cannot be read."""
-        count = 0
-        for id_, kind, data in file.parts():
+        count, parts = 0, file.parts()
+        while part := await asyncio.to_thread(next, parts, None):  # a mailbox may have many lines before one is whole
             count += 1
+            id_, kind, data = part
             try:
                 extracted = await asyncio.wrap_future(self._extractor.submit(kind, partial(bytes, data)))
             except Unreadable as why:
