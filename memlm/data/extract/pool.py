@@ -112,7 +112,7 @@ class _Child:
         self._limits, self.is_alive = limits, True
         command = [sys.executable, "-I", "-c", BOOT, json.dumps([*map(os.path.abspath, sys.path)])]
         self._process = subprocess.Popen(
-            [*command, str(limits.cpu_s), str(limits.ram_bytes)],
+            [*command, str(limits.cpu_s), str(limits.ram_bytes), str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=os.sep,
         )  # fmt: skip
 
