@@ -5,7 +5,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import made_files as made
@@ -242,6 +244,25 @@ def test_children_end_with_their_pool_and_with_their_parent(tmp_path):
         assert extractor.extract("html", b"<p>x").text == "x\n"
         (child,) = extractor._started
     assert child._process.returncode == -signal.SIGKILL
+
+
+def test_a_pool_that_was_closed_waits_for_no_file_and_starts_no_child():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def late() -> bytes:
+        begun.set()
+        assert goes_on.wait(60)
+        return b"<p>x"
+
+    with pool.Extractor(Limits(), children=1) as extractor:
+        reading, waiting = (extractor.submit("html", late) for _ in range(2))
+        assert begun.wait(60)
+    assert not reading.done()
+    goes_on.set()
+    with pytest.raises(CancelledError):
+        reading.result(60)
+    assert waiting.cancelled()
+    assert not extractor._started
 
 
 def test_a_build_of_converted_files_goes_on_after_a_kill_as_if_there_was_none(tmp_path, model_folder):
