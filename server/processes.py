@@ -11,7 +11,6 @@ import ctypes
 import multiprocessing
 import os
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -24,7 +23,6 @@ from memlm.base.machine import raise_file_limit
 from memlm.server.config import IDLE
 
 PRELOADED = "memlm.server.preload"
-PR_SET_PDEATHSIG = 1  # sys/prctl.h
 THREAD_POLL_S = 0.005
 LONGEST_SOCKET_FOLDER = 75  # bytes: a socket's path has at most 107, of which multiprocessing takes 32 in TMPDIR
 
@@ -66,13 +64,6 @@ def lower_priority(nice: int | str) -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         else:
             os.nice(int(nice))
-
-
-def die_with_parent(parent: int) -> None:
-    """Makes the system kill this process when its parent, which forked it, ends. Linux only."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
-        os._exit(1)
 
 
 def is_single_threaded(timeout_s: float = 1.0) -> bool:

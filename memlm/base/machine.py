@@ -1,14 +1,18 @@
-"""What the machine gives a process: memory, and open files. No torch here."""
+"""What the machine gives a process: memory, open files, and an end with its parent. No torch here."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 MOST_FILES = 10_240  # that macOS gives a process
+PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
 def ram_bytes() -> int:
@@ -45,3 +49,12 @@ def raise_file_limit() -> None:
         with suppress(ValueError, OSError):  # macOS has no number for "unlimited"
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             return
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes the system kill this process when the thread of its parent that started it ends. Linux only."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import struct
 import sys
 import tempfile
@@ -30,6 +31,7 @@ PIPED_IN = Path(STANDARD_INPUT)  # this object alone: an equal path is that of a
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": zstd.open}
+OPENED = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # by a shell, for this process
 UNREADABLE = (OSError, EOFError, zlib.error, zstd.ZstdError)  # what reading a file may raise
 
 SAMPLE_BYTES = 1 << 20  # of a packed file, for the ratio of packing
@@ -130,7 +132,14 @@ def open_unpacked(path: Path) -> IO[bytes]:
     """
     if path is PIPED_IN:
         return io.BufferedReader(_Reading(_standard_input()))
+    _check_kind(path)
     return io.BufferedReader(PACKED.get(path.suffix.lower(), open)(path, "rb"))
+
+
+def _check_kind(path: Path) -> None:
+    """Raises OSError for a named pipe, a socket or a device: opening one may wait for ever, and reading not end."""
+    if not stat.S_ISREG(path.stat().st_mode) and not str(path).startswith(OPENED):
+        raise OSError("no regular file; pipe its text in, with '-' as the corpus")
 
 
 def open_as_utf_8(path: Path) -> IO[bytes]:
@@ -158,6 +167,7 @@ def _open_table(path: Path) -> Any:
         from pyarrow import parquet
     except ImportError:
         raise OSError("reading Parquet takes pyarrow: pip install 'memlm[parquet]'") from None
+    _check_kind(path)
     try:
         return parquet.ParquetFile(path, page_checksum_verification=True)
     except ValueError as error:
@@ -170,6 +180,7 @@ def unpacked_size(path: Path) -> int:
         return os.fstat(_standard_input().fileno()).st_size
     size, suffix = path.stat().st_size, path.suffix.lower()
     try:
+        _check_kind(path)
         if suffix == PARQUET:
             return _text_size(path)
         if suffix == ".zst":

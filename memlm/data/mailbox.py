@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from typing import IO
 
 SEPARATOR = b"From "
-ESCAPED = re.compile(rb"^>(>*From )", re.MULTILINE)  # how a message's own such lines are written (mboxrd)
+ESCAPED = re.compile(rb">+From ")  # how a message's own such lines are written (mboxrd)
 MAX_LINE_BYTES = 1 << 20  # read at a time: a message may be one line
 
 
 def messages_in(stream: IO[bytes], most_bytes: int) -> Iterator[bytes]:
-    """The messages, without the lines that separate them. One of more than `most_bytes` is cut to one byte more."""
-    message, size, is_begun, is_after_blank = list[bytes](), 0, False, True
+    """The messages, without the lines that separate them. One of more than `most_bytes` is cut to one byte more.
+
+    Takes the memory of one message, however short its lines are.
+    """
+    message, size, is_begun, is_after_blank, is_line = io.BytesIO(), 0, False, True, True
     while line := stream.readline(MAX_LINE_BYTES):
         if is_after_blank and line.startswith(SEPARATOR):
             if is_begun:
-                yield _whole(message)
-            message, size, is_begun, is_after_blank = [], 0, True, False
+                yield message.getvalue()
+            message, size, is_begun, is_after_blank = io.BytesIO(), 0, True, False
             continue
         is_after_blank = not line.strip()
         if is_begun and size <= most_bytes:
-            message.append(line[: most_bytes + 1 - size])
-            size += len(line)
+            size += message.write(line[is_line and ESCAPED.match(line) is not None :][: most_bytes + 1 - size])
+        is_line = line.endswith(b"\n")
     if is_begun:
-        yield _whole(message)
-
-
-def _whole(lines: list[bytes]) -> bytes:
-    return ESCAPED.sub(rb"\1", b"".join(lines))
+        yield message.getvalue()

@@ -1,4 +1,4 @@
-"""Files of a form that are converted: held in files without a name, and read by children once they are complete."""
+"""Files of a form that are converted: held in memory or in files without a name, and read by children once complete."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
 
 from memlm.api.datastores import NewDocument
+from memlm.base.files import storage
 from memlm.data.extract.kinds import MAIL, MAILBOX, kind_of, kind_within, refusal_of
 from memlm.data.extract.outcome import Extracted, Unreadable
 from memlm.data.extract.pool import MAX_FILE_BYTES, Extractor, Limits, too_large
@@ -18,25 +20,28 @@ from memlm.errors import InvalidInput
 LIMITS = Limits()
 HEAD_BYTES = 8000  # of a file that tell its kind
 PIECE_CHARACTERS = 1 << 16  # of a text that are stored at a time
+HELD_BYTES = 1 << 20  # in memory: a form may have more small files than a process may open
 
 
 class HeldFile:
-    """A file that is complete before it is read."""
+    """A file that is complete before it is read. A large one lies on the disk of temporary files."""
 
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind
-        self._file, self._bytes = tempfile.TemporaryFile(), 0  # noqa: SIM115 - closed once it is read, or with the request
+        self._file, self._bytes = tempfile.SpooledTemporaryFile(HELD_BYTES), 0  # noqa: SIM115 - read, or dropped
 
     def add(self, data: bytes) -> None:
-        """Appends some bytes. Raises InvalidInput for more than are read of one file."""
+        """Appends some bytes. Raises InvalidInput for more than are read of one file, and StorageFull."""
         self._bytes += len(data)
         if self._bytes > MAX_FILE_BYTES:
             raise refused(self.name, too_large(self._bytes))
-        self._file.write(data)
+        with storage(Path(tempfile.gettempdir())):
+            self._file.write(data)
 
     def parts(self) -> Iterator[tuple[str, str, bytes]]:
-        """The id, kind and bytes of each document in it."""
-        self._file.seek(0)
+        """The id, kind and bytes of each document in it. Raises StorageFull."""
+        with storage(Path(tempfile.gettempdir())):
+            self._file.seek(0)  # writes what is still buffered
         with self._file:
             if self.kind != MAILBOX:
                 yield self.name, self.kind, self._file.read()
@@ -74,9 +79,10 @@ class Converter:
 
     async def documents(self, file: HeldFile) -> AsyncIterator[tuple[NewDocument, ...]]:
         """The documents of a file, in pieces. Raises InvalidInput, naming it, for one that cannot be read."""
-        count = 0
-        for id_, kind, data in file.parts():
+        count, parts = 0, file.parts()
+        while part := await asyncio.to_thread(next, parts, None):  # a mailbox may have many lines before one is whole
             count += 1
+            id_, kind, data = part
             try:
                 extracted = await asyncio.wrap_future(self._extractor.submit(kind, partial(bytes, data)))
             except Unreadable as why:

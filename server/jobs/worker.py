@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memlm.api.operations import JobReport
+from memlm.base.machine import die_with_parent
 from memlm.base.progress import LOADING
 from memlm.errors import InternalError, MemlmError
-from memlm.server.processes import die_with_parent, is_single_threaded, lower_priority
+from memlm.server.processes import is_single_threaded, lower_priority
 from memlm.server.telemetry.logs import start_logging
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import made_files as made
@@ -244,6 +246,25 @@ def test_children_end_with_their_pool_and_with_their_parent(tmp_path):
     assert child._process.returncode == -signal.SIGKILL
 
 
+def test_a_pool_that_was_closed_waits_for_no_file_and_starts_no_child():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def late() -> bytes:
+        begun.set()
+        assert goes_on.wait(60)
+        return b"<p>x"
+
+    with pool.Extractor(Limits(), children=1) as extractor:
+        reading, waiting = (extractor.submit("html", late) for _ in range(2))
+        assert begun.wait(60)
+    assert not reading.done()
+    goes_on.set()
+    with pytest.raises(CancelledError):
+        reading.result(60)
+    assert waiting.cancelled()
+    assert not extractor._started
+
+
 def test_a_build_of_converted_files_goes_on_after_a_kill_as_if_there_was_none(tmp_path, model_folder):
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -275,15 +296,22 @@ def test_a_build_of_converted_files_goes_on_after_a_kill_as_if_there_was_none(tm
     assert "values.npy" in first
 
 
-def test_children_end_when_their_parent_is_killed(tmp_path):
-    (tmp_path / "a.html").write_text("<p>text")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child ends with its file")
+def test_children_end_when_their_parent_is_killed(tmp_path, monkeypatch):
+    """Also while they read."""
+    readers(monkeypatch, slow="time.sleep(60)")
     script = (
-        "import os, signal, sys; from memlm.data.extract.pool import Extractor, Limits\n"
-        "extractor = Extractor(Limits(), 1); extractor.extract('html', b'<p>x')\n"
-        "print(extractor._started[0]._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys, time; from memlm.data.extract import pool\n"
+        "pool.BOOT = sys.argv[1]\n"
+        "extractor = pool.Extractor(pool.Limits(), 2); extractor.extract('html', b'<p>x')\n"
+        "extractor.submit('slow', bytes); extractor.submit('slow', bytes)\n"
+        "while len(extractor._started) < 2: time.sleep(0.01)\n"
+        "time.sleep(1)\n"
+        "print(*[child._process.pid for child in extractor._started], flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script, pool.BOOT], capture_output=True, text=True)
+    children = [Path(f"/proc/{child}") for child in done.stdout.split()]
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{int(done.stdout)}").exists() and time.monotonic() < deadline:
+    while any(child.exists() for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(f"/proc/{int(done.stdout)}").exists()
+    assert [child.exists() for child in children] == [False, False]

@@ -342,6 +342,24 @@ def test_a_pipe_is_not_read_before_it_is_wanted():
         os.close(reading)
 
 
+@pytest.mark.parametrize(
+    "name", ["page.html", "text.txt", "a.txt.gz", "a.txt.zst", "a.jsonl", "rows.parquet", "in.mbox"]
+)
+def test_a_named_pipe_is_named_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / "z.txt").write_text("fine")
+    problems = list[Problem]()
+    corpus = Corpus([tmp_path / name, tmp_path / "z.txt"], on_problem=problems.append)
+    signal.alarm(30)  # ends this process where it waits for a writer
+    try:
+        assert corpus.num_bytes < 100
+        assert [document.text for document in corpus] == ["fine"]
+    finally:
+        signal.alarm(0)
+    assert [problem.where for problem in problems] == [name]
+    assert "no regular file" in problems[0].why
+
+
 def test_a_corpus_that_is_to_fail_does_so_before_its_first_document_is_used(tmp_path):
     (tmp_path / "a.txt").write_text("fine")
     (tmp_path / "b.txt").write_bytes(b"\0")

@@ -12,8 +12,9 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -45,7 +46,8 @@ class Extractor:
         self._limits = limits
         self.children = children or min(num_cores(), MAX_CHILDREN)
         self._threads: ThreadPoolExecutor | None = None
-        self._idle, self._started = queue.SimpleQueue[_Child](), list[_Child]()
+        self._idle, self._started = queue.SimpleQueue[_Child](), set[_Child]()
+        self._lock, self._is_closed = threading.Lock(), False
 
     def __enter__(self) -> Extractor:
         return self
@@ -68,29 +70,39 @@ class Extractor:
         return self.submit(kind, lambda: data).result()
 
     def close(self) -> None:
-        """Ends all children, also those that read."""
-        for child in self._started:
+        """Ends all children, also those that read. Does not wait for bytes that a thread still reads."""
+        with self._lock:
+            self._is_closed, started = True, [*self._started]
+        for child in started:
             child.kill()
         if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
-        for child in self._started:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in started:
             child.end()
 
     def _extract(self, kind: str, read: Callable[[], bytes]) -> Extracted:
         data = read()
         if len(data) > MAX_FILE_BYTES:
             raise too_large(len(data))
-        try:
-            child = self._idle.get_nowait()
-        except queue.Empty:
-            child = _Child(self._limits)
-            self._started.append(child)
+        child = self._child()
         answer = child.ask(kind, data)
         if child.is_alive:
             self._idle.put(child)
         else:
-            self._started.remove(child)
+            with self._lock:
+                self._started.discard(child)
         return _outcome(answer)
+
+    def _child(self) -> _Child:
+        """An idle child, or a new one. Raises CancelledError after `close`, which knows all that were started."""
+        with self._lock:
+            if self._is_closed:
+                raise CancelledError
+            with suppress(queue.Empty):
+                return self._idle.get_nowait()
+            child = _Child(self._limits)
+            self._started.add(child)
+            return child
 
 
 def too_large(num_bytes: int) -> Unreadable:
@@ -112,7 +124,7 @@ class _Child:
         self._limits, self.is_alive = limits, True
         command = [sys.executable, "-I", "-c", BOOT, json.dumps([*map(os.path.abspath, sys.path)])]
         self._process = subprocess.Popen(
-            [*command, str(limits.cpu_s), str(limits.ram_bytes)],
+            [*command, str(limits.cpu_s), str(limits.ram_bytes), str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=os.sep,
         )  # fmt: skip
 

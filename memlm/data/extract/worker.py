@@ -14,6 +14,7 @@ import signal
 import sys
 from typing import IO
 
+from memlm.base.machine import die_with_parent
 from memlm.data.extract.outcome import Unreadable
 from memlm.data.extract.readers import read
 
@@ -71,6 +72,7 @@ def _limit_memory(ram_bytes: int) -> None:
 
 def main() -> None:
     """Serves the process that started this one, with the limits that it gives."""
+    die_with_parent(int(sys.argv[4]))  # else it would go on with the file that it reads
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     serve(sys.stdin.buffer, answers, float(sys.argv[2]), int(sys.argv[3]))
