@@ -372,6 +372,7 @@ def test_a_build_without_checks_says_so(capsys, model_folder, corpus_folder, tmp
     build = ["index", "build", corpus_folder, "--model", model_folder, "--out", store, "--check", "none"]
     code, printed, problem = memlm(capsys, *build)
     assert code == 0, problem
+    assert re.search(r"^[\d,]+ tokens from \d+ documents, [\d,]+ bytes a token; ", printed)
     assert f"nothing was checked or tuned (--check none); memlm index verify '{store}' --model" in printed
     assert "positions read again" not in printed
     assert memlm(capsys, "index", "verify", store, "--model", model_folder)[0] == 0

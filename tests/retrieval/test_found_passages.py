@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -9,7 +10,16 @@ from memlm.api.passages import Passage
 from memlm.data.corpus import Corpus, Document
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel, load
-from memlm.retrieval.found_passages import MOST_ALSO, are_nearly_same, runs_of
+from memlm.retrieval import found_passages
+from memlm.retrieval.found_passages import (
+    EXAMINED,
+    EXAMINED_EACH,
+    MOST_ALSO,
+    MOST_COPIES,
+    are_nearly_same,
+    groups_of,
+    runs_of,
+)
 
 GUIDE = "Before.\n\n# Guide\n\nIntro of the guide.\n\n## Creating branches\n\nA zebra makes a branch.\n"
 BOOK = "First.\n\nNothing here.\f# Second\n\nA zebra on two and\n\fon page three.\n\f\n# Last\n\nA gnu,\fa gnu."
@@ -104,3 +114,74 @@ def test_texts_are_nearly_the_same_by_the_share_of_their_runs_of_words():
         one, two = runs_of(" ".join(words)), runs_of(" ".join(changed))
         assert are_nearly_same(one, two) == (len(one & two) / len(one | two) >= 0.9)
         assert are_nearly_same(two, one) == are_nearly_same(one, two)
+
+
+def test_copies_of_one_text_keep_no_other_text_from_being_found(found):
+    text = "The zebra license grants the zebra a right to the zebra park."
+    copies = [Document(f"{number:03}", text) for number in range(EXAMINED + 3 * EXAMINED_EACH + 1)]
+    others = [Document(each, f"One {each} story of a zebra that ran far away to {each} town.") for each in ("xa", "xb")]
+    passages = found(*copies, *others, question="zebra license park", k=3)
+    assert [each.document_id for each in passages] == ["000", "xa", "xb"]
+
+
+class Text(NamedTuple):
+    """A passage, and its place."""
+
+    place: int
+    text: str
+
+
+def compared_with_all(found: list[Text], k: int) -> list[list[Text]]:
+    groups = list[list[Text]]()
+    for each in found:
+        own = runs_of(each.text)
+        same = next((group for group in groups if are_nearly_same(own, runs_of(group[0].text))), None)
+        if same is not None:
+            same += [each] * (len(same) <= MOST_ALSO)
+        elif len(groups) < k:
+            groups.append([each])
+        else:
+            break
+    return groups
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_groups_are_those_of_comparing_with_every_group(seed):
+    rng, texts = random.Random(seed), list[Text]()
+    starts = [[f"{rng.choice('abc')}{number % 40}" for number in range(rng.randint(1, 90))] for _ in range(8)]
+    for place in range(120):
+        words = [word if rng.random() > rng.choice([0, 0.01, 0.03, 0.2]) else "other" for word in rng.choice(starts)]
+        texts.append(Text(place, " ".join(words[rng.randint(0, 2) :])))
+    for k in (1, 3, 20, 64):
+        assert groups_of(texts, k) == compared_with_all(texts, k)
+
+
+def test_each_text_is_compared_with_few_of_many(monkeypatch):
+    compared = list[None]()
+    monkeypatch.setattr(
+        found_passages, "are_nearly_same", lambda *texts: compared.append(None) or are_nearly_same(*texts)
+    )
+    monkeypatch.setattr(found_passages, "MOST_COMPARED", 2)
+    line = " ".join(f"navigation{number}" for number in range(30))
+    texts = [Text(each, f"{line} " + " ".join(f"w{each}x{number}" for number in range(30))) for each in range(300)]
+    assert len(groups_of(texts, 300)) == 300
+    assert compared == []
+    shared = " ".join(f"s{number}" for number in range(100))
+    alike = [Text(each, f"{shared} " + " ".join(f"w{each}x{number}" for number in range(6))) for each in range(300)]
+    assert len(groups_of(alike, 300)) == 300
+    assert 0 < len(compared) <= 2 * len(alike)
+
+
+def test_the_passages_that_are_read_are_bounded():
+    read, text = list[Text](), " ".join(f"w{number}" for number in range(2000))
+
+    def endless(texts):
+        for number in range(1 << 30):
+            read.append(Text(number, texts(number)))
+            yield read[-1]
+
+    assert len(groups_of(endless(lambda _: text), 2)) == 1
+    assert len(read) == 1 + MOST_COPIES
+    read.clear()
+    assert len(groups_of(endless(lambda number: f"{text} {number}"), 2)) == 1
+    assert len(read) == EXAMINED + 2 * EXAMINED_EACH

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from passage_cuts import cuts_by_lines
 
 from memlm.api.passages import Passage
 from memlm.base.phrases import forms_of, terms_of
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Document
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
@@ -274,6 +275,36 @@ def test_a_file_that_is_damaged_within_says_what_to_do(store, model_folder):
     file.unlink()
     with load(model_folder, [store]) as lm:
         assert places(lm.find_passages("the memory", k=1000)) == expected
+
+
+def test_damaged_cuts_say_what_to_do_or_are_made_anew_and_give_no_wrong_place(tmp_path, model_folder, tokenizer):
+    rng, store, told = random.Random(0), tmp_path / "store", set[str]()
+    texts = [Document(f"{name}.md", f"# Title {name}\n\n" + f"## Part\n\n{name} went. " * 20) for name in "abcd"]
+    build_index(model_folder, Corpus(texts), store, keys="none", check="none")
+
+    def read() -> list[tuple]:
+        cuts = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not cuts.is_complete:
+            cuts.build()
+        every = range(len(cuts))
+        return [*zip(map(cuts.rows, every), cuts.texts(every), cuts.headings(every), strict=True)]
+
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        expected, (file,) = read(), store.rglob(CUTS)
+        content = file.read_bytes()
+        for _ in range(300):
+            damaged = bytearray(content)
+            for _ in range(rng.choice([1, 3, 20])):
+                damaged[rng.randrange(len(content))] = rng.randrange(256)
+            file.write_bytes(damaged[: rng.randrange(len(content)) if rng.random() < 0.2 else None])
+            try:
+                assert read() == expected
+            except Corrupt as error:
+                told.add(str(error))
+    assert all(each.endswith("; remove it, and the next search makes it anew") for each in told)
+    assert any("places of piece" in each for each in told)
+    assert any("headings" in each for each in told)
 
 
 def test_what_a_kill_leaves_of_passages_goes_with_the_next_commit(store, tokenizer):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,8 @@ from memlm.index.store.derived.text_cuts import Cut, Cutter, DecodeBytes
 from memlm.index.store.manifest import CUTS
 from memlm.index.store.segment import Segment
 
-FORMAT = "1"
+FORMAT = "1"  # of the places, by which what is made of them is named
+TABLES = "2"  # the format of the tables
 LIMIT_TOKENS = PASSAGE_TOKENS
 PIECE_TOKENS, PIECES_AT_ONCE = 1 << 16, 4  # a fifth of a second
 DOCUMENTS_AT_ONCE = 256
@@ -45,7 +47,8 @@ class SegmentCuts(DerivedTables[range]):
         self._last_headings: tuple[str, ...] | None = None
         self.form = f"cuts {FORMAT} {LIMIT_TOKENS}"  # for what is made of them
         pieces = range(-(-segment.record.entries // PIECE_TOKENS))
-        super().__init__(store, segment, CUTS, form=self.form, pieces=pieces, at_once=PIECES_AT_ONCE)
+        form = f"{self.form} {TABLES} {PIECE_TOKENS}"
+        super().__init__(store, segment, CUTS, form=form, pieces=pieces, at_once=PIECES_AT_ONCE)
 
     def __len__(self) -> int:
         return len(self.begins_P)
@@ -71,7 +74,11 @@ class SegmentCuts(DerivedTables[range]):
         """The headings of some passages: those above the text, and those with which it begins, the highest first."""
         numbers_n = self._columns_3P[2][passages.start : passages.stop]
         low, high = int(numbers_n.min(initial=1 << 62)), int(numbers_n.max(initial=-1))
-        found = dict(self._rows("select number, path from headings where number between ? and ?", low, high))
+        rows = self._rows("select number, path, checksum from headings where number between ? and ?", low, high)
+        found = {number: path for number, path, checksum in rows if checksum == _checksum(number, path)}
+        lost = sorted({*numbers_n.tolist()} - found.keys())
+        if lost:
+            raise Corrupt(self._damaged.format(f"headings {lost[0]} are not as they were written"))
         return [tuple(json.loads(found[number])) for number in numbers_n.tolist()]
 
     def texts(self, passages: Sequence[int]) -> list[str]:
@@ -102,20 +109,29 @@ class SegmentCuts(DerivedTables[range]):
 
     @cached_property
     def _columns_3P(self) -> list[Int64[np.ndarray, " P"]]:
-        rows = self._rows("select begins, skips, headings from cuts order by piece")
-        columns = zip(*rows, strict=True) if rows else [()] * 3
+        rows = self._rows("select piece, stop, begins, skips, headings, checksum from cuts order by piece")
+        stops = [0, *(row[1] for row in rows)]
+        if [row[0] for row in rows] != stops[:-1] or stops[-1] != len(self._pieces):
+            raise Corrupt(self._damaged.format(f"its rows are not those of {len(self._pieces)} pieces"))
+        for *row, checksum in rows:
+            if checksum != _checksum(*row):
+                raise Corrupt(self._damaged.format(f"the places of piece {row[0]} are not as they were written"))
+        columns = zip(*(row[2:5] for row in rows), strict=True) if rows else [()] * 3
         return [np.frombuffer(b"".join(column), "<i8") for column in columns]
 
     def _rows(self, statement: str, *values: int) -> list[tuple[Any, ...]]:
         assert self._base is not None
         try:
             return self._base.execute(statement, values).fetchall()
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the other is of a name in a message of SQLite
             raise Corrupt(self._damaged.format(error)) from error
 
     def _create(self, base: sqlite3.Connection) -> None:
-        base.execute("create table cuts (piece integer primary key, begins blob, skips blob, headings blob)")
-        base.execute("create table headings (number integer primary key, path text)")
+        base.execute(
+            "create table cuts (piece integer primary key, stop integer, begins blob, skips blob, headings blob, "
+            "checksum integer)"
+        )
+        base.execute("create table headings (number integer primary key, path text, checksum integer)")
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
         if pieces.start == 0:
@@ -124,12 +140,19 @@ class SegmentCuts(DerivedTables[range]):
         for cut in self._new:
             if cut.headings != self._last_headings:
                 self._last_headings, self._num_headings = cut.headings, self._num_headings + 1
-                base.execute("insert into headings values (?, ?)", (self._num_headings, json.dumps(cut.headings)))
+                heading = self._num_headings, json.dumps(cut.headings)
+                base.execute("insert into headings values (?, ?, ?)", (*heading, _checksum(*heading)))
             cuts.append((cut.row, cut.skip, self._num_headings))
             if cut.row >= stop and not is_last:
                 break
         columns = np.array(cuts, "<i8").reshape(-1, 3).T
-        base.execute("insert into cuts values (?, ?, ?, ?)", (pieces.start, *(column.tobytes() for column in columns)))
+        row = pieces.start, pieces.stop, *(column.tobytes() for column in columns)
+        base.execute("insert into cuts values (?, ?, ?, ?, ?, ?)", (*row, _checksum(*row)))
+
+
+def _checksum(*values: Any) -> int:
+    """Of a row, whatever types a damaged one has. What SQLite does not notice of damage gives wrong places."""
+    return zlib.crc32(repr(values).encode())
 
 
 def _cuts_of(segment: Segment, cutter: Cutter) -> Iterator[Cut]:

@@ -96,7 +96,7 @@ class DerivedTables(ABC, Generic[P]):
             found = base.execute("select identity from origin").fetchone()
             if found == (self._identity,):
                 return self._closed_with_self(base)
-        except sqlite3.DatabaseError:
+        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the other is of a name in a message of SQLite
             pass
         if base is not None:
             base.close()

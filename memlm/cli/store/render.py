@@ -122,7 +122,7 @@ def print_build(report: Any, model: Path, *, json: bool) -> None:
         return
     tokens, documents = counted(report.entries, "token"), counted(report.documents, "document")
     out.print(
-        f"{tokens} from {documents}, {report.bytes_per_entry:,.0f} bytes each; {report.tokens_per_s:,.0f} tokens/s"
+        f"{tokens} from {documents}, {report.bytes_per_entry:,.0f} bytes a token; {report.tokens_per_s:,.0f} tokens/s"
     )
     if report.resumed_entries:
         out.print(f"{report.resumed_entries:,} of them were there from the interrupted build")
