@@ -104,7 +104,7 @@ def sync_index(
 ) -> SyncReport:
     """Makes a datastore hold the documents of a corpus of files, and the others that it held: builds it where there is
     none, adds and replaces in one commit, and deletes in another. Interrupted, it goes on when it is called again.
-    What is no longer there since the plan was made is not added.
+    Documents that went away since the plan was made are not added.
 
     Raises as `plan_sync`, `build_index` and `add_to_index`.
     """
@@ -148,7 +148,7 @@ class _Look:
         self._corpus, self._problems, self._names = corpus, list[Problem](), dict[str, str]()
 
     def documents(self) -> Iterable[Document]:
-        """All documents, in order. What follows is known once they were taken."""
+        """All documents, in order. To be taken before the rest is asked for."""
         return replace(self._corpus, on_problem=self._on_problem, on_document=self._on_document)
 
     def files(self) -> dict[str, str]:
@@ -233,7 +233,7 @@ def _check_own(store: Path, corpus: Corpus, replaced: Mapping[str, str]) -> None
 def _remember(
     store: Path, corpus: Corpus, files: Mapping[str, str], *, kept: Iterable[str] = (), keeps_others: bool = False
 ) -> None:
-    """Notes that documents came from files of a corpus. What was noted of `kept` ones, or of all others, stays."""
+    """Notes that documents came from files of a corpus. Notes of `kept` ones, or of all others, stay."""
     synced, origin = _read_synced(store), _origin(corpus)
     before = synced.get(origin, {})
     stay = before if keeps_others else {hash_: before[hash_] for hash_ in map(_hash, kept) if hash_ in before}
