@@ -65,8 +65,7 @@ def serve(
         lines = announcement(config, address, http_url)
         if config.log_format == "json":  # nothing else is in the stream
             lines = [json_line("memlm.server", lines[0], address=address, http_url=http_url)]
-        for line in lines:
-            err.print(one_line(line), markup=False)
+        err.print("\n".join(map(one_line, lines)), markup=False)  # at once, for those who wait for them
 
     with importing_the_same():  # the fork server is a `python -c`, and starts anew by itself if it dies
         keep_private()  # before there is any other process, so that all are
