@@ -266,9 +266,9 @@ class Segment:
         """The documents that are not deleted, in order."""
         return (document for document in self.documents if not self.deleted_mask[document.row])
 
-    def text_of(self, row: int) -> Int64[np.ndarray, " N"]:
-        """The values of the document in a row."""
-        return self.values_N[self.starts[row] : self.starts[row + 1]].astype(np.int64)
+    def text_of(self, row: int, most: int | None = None) -> Int64[np.ndarray, " N"]:
+        """The values of the document in a row, or its first `most`."""
+        return self.values_N[self.starts[row] : self.starts[row + 1]][:most].astype(np.int64)
 
     def entries_of(self, row: int) -> tuple[np.ndarray | None, Int64[np.ndarray, " N"], np.ndarray | None]:
         """The keys, values and pruned marks of the document in a row, each None where the store has none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import faiss
@@ -27,6 +28,7 @@ SAMPLE_DOCUMENTS, SAMPLE_BYTES = 64, 400_000
 MEASURED_S, MEASURED_INPUTS, MEASURED_KEYS = 1.5, 256, 2048
 VALUE_BYTES, PLACE_BYTES, ID_BYTES, DOCUMENT_BYTES = 4, 4, 8, 300  # a place in the order of passages
 TEXT_TOKENS_PER_S = 200_000  # benchmarks/log/2026-11-26-draft-only-datastores.md
+SAMPLE_TOKENS = 1 << 14  # of a document that may be a library
 SURELY_QUICK = 1e11  # tokens times parameters, which the slowest machine multiplies in seconds
 BASE_BYTES = 300 << 20  # Python, torch and Faiss themselves
 
@@ -123,7 +125,8 @@ def seconds_of_keys(datastore: Datastore, checkpoint: Checkpoint, segment: int |
     entries = sum(int(each.sizes[rows].sum()) for each, rows in chosen)
     if entries * checkpoint.decoder.num_parameters < SURELY_QUICK:
         return 0.0
-    tokens = [each.text_of(row) for each, rows in chosen for row in rows[:SAMPLE_DOCUMENTS]]
+    documents = islice(((each, row) for each, rows in chosen for row in rows), SAMPLE_DOCUMENTS)
+    tokens = [each.text_of(row, SAMPLE_TOKENS) for each, row in documents]
     lists = nlist_of(resolve_index(spec.index, entries, spec.dim))
     pace = _tokens_per_s(checkpoint, tokens, WindowSize(spec.context, spec.stride))
     return entries / pace + entries * _seconds_per_key(spec.dim, lists)

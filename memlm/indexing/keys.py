@@ -117,7 +117,7 @@ def make_keys(
             entries, documents = entries + made.entries, documents + made.documents
             datastore.refresh()
         made_s, checked = time.perf_counter(), Checked()
-        if entries:
+        if entries or datastore.manifest.quality is None:  # a run that was killed in its checks made all
             checked = run_checks(
                 datastore, checkpoint, check=check, worked_s=made_s - begin_s, newest=had_keys, progress=progress
             )

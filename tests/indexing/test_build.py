@@ -129,6 +129,18 @@ def test_keys_that_are_made_later_are_those_of_a_build(model_folder, corpus_fold
     assert index_keys(tmp_path / "later", model_folder).keyed_entries == 0
 
 
+def test_keys_that_were_killed_in_their_checks_are_checked_by_the_same_call(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s", keys="none")
+    with pytest.raises(Killed):
+        index_keys(tmp_path / "s", model_folder, progress=kill_in_checks)
+    report = index_keys(tmp_path / "s", model_folder)
+    assert report.keyed_entries == 0
+    assert report.tuning is not None
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.manifest.quality is not None
+        assert store.snapshot.defaults.tuned_on is not None
+
+
 def test_pieces_of_keys_are_committed_one_by_one_and_no_document_moves(
     model_folder, corpus_folder, tmp_path, monkeypatch
 ):

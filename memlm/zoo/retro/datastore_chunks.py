@@ -161,5 +161,5 @@ def _check_tokenizer(manifest: Manifest, *, path: Path, tokenizer: Tokenizer) ->
     if manifest.spec.tokenizer_fingerprint != tokenizer.fingerprint:
         raise Incompatible(
             f"the datastore {path} was built with another tokenizer than the model has; build it anew with a model of"
-            " this tokenizer, as `memlm index build --index none`"
+            " this tokenizer, as `memlm index build --keys none`"
         )
