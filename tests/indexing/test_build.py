@@ -16,7 +16,7 @@ from reference import decode_plainly
 from texts import make_text
 
 from memlm.api.params import RetrievalParams
-from memlm.cli.store.render import print_build
+from memlm.cli.store.build_report import print_build
 from memlm.data.corpus import Corpus, Document
 from memlm.data.windows import windows_of
 from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound, StorageFull

@@ -14,7 +14,8 @@ from texts import make_text
 from benchmarks.evidence.generation import facts_of
 from memlm.api.datastores import NewDocument
 from memlm.base.files import checksum_of, read_signed, sign
-from memlm.cli.store.render import info_lines, print_build, print_compaction
+from memlm.cli.store.build_report import print_build
+from memlm.cli.store.render import info_lines, print_compaction
 from memlm.data.corpus import Corpus, Document
 from memlm.evaluation import evaluate
 from memlm.index.store.datastore import Datastore

@@ -12,9 +12,9 @@ import typer
 
 from memlm.api.datastores import CHECKS, INDEX
 from memlm.base.progress import LOADING
+from memlm.cli.store.build_report import print_build, print_keys
 from memlm.cli.store.engine import keys_of, reader_of
 from memlm.cli.store.forecast import PlannedBuild, foretell_addition, foretell_build
-from memlm.cli.store.render import print_build, print_keys
 from memlm.cli.store.vectors import make_vectors_at_once
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress
