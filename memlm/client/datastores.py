@@ -86,8 +86,9 @@ class Datastores:
         """Starts to build a datastore from files and folders on the server, below its corpus roots.
 
         The options are `glob`, `hidden`, `keys`, `index`, `target`, `max_ram_bytes`, `drop_keys`, `prune`, `window`,
-        `stride`, `seed` and `check` of `memlm.build_index`. `replace` replaces a datastore of this name once the text
-        of the new one is complete. Repeating the call with its `request_id` returns the first call's operation.
+        `stride`, `seed` and `check` of `memlm.build_index`. The text of a new datastore is in service before its keys.
+        `replace` replaces one of this name once the new one is complete. Repeating the call with its `request_id`
+        returns the first call's operation.
         """
         if unknown := sorted(set(options) - _OPTIONS):
             raise InvalidInput(

@@ -403,7 +403,9 @@ class JobRunner:
         """Records how a job ended, and removes its upload. From then on no server begins the job again."""
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
-        job.error = None if error is None else {"kind": kind_of(error).__name__, "message": str(error)}
+        served = f"; the documents are in {job.store!r}, and not all of their keys"
+        message = f"{error}{served if job.is_published and state == JobState.FAILED else ''}"
+        job.error = None if error is None else {"kind": kind_of(error).__name__, "message": message}
         job.request, job.deleted = {}, []  # they may name documents; the digest tells whether a request is the same
         try:
             await self._records.write_end(job)
