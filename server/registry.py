@@ -6,15 +6,19 @@ atomically, so that a rebuilt datastore replaces the old one in one step, and a 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from memlm.base.files import is_under, read_signed, remove, sign, write_atomic
+from memlm.base.files import is_under, move, read_signed, remove, sign, write_atomic
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, PermissionDenied
 
 NAMES = "stores.json"
 BUILT = re.compile(r"-[0-9a-f]{16}$")  # the suffix of folders that jobs build
+REMOVED = ".removed"  # the suffix of such a folder while its files are removed
+
+log = logging.getLogger("memlm.server")
 
 
 class DatastoreRegistry:
@@ -28,6 +32,7 @@ class DatastoreRegistry:
             raise InvalidInput("two datastores have the same name; rename the folder of one", field="stores")
         self._built = {} if self.folder is None else _read(self.folder / NAMES)
         self._loaded: dict[str, Path] = {}
+        self._remove_rest()
         if duplicates := sorted(set(self._given) & set(self._built)):
             raise InvalidInput(
                 f"{', '.join(duplicates)} was given and is in {folder} too; rename one folder, or leave it out",
@@ -115,9 +120,25 @@ class DatastoreRegistry:
         self._loaded.pop(name, None)
 
     def discard(self, path: Path) -> None:
-        """Removes the files of a built datastore that is in service under no name."""
-        if self.folder is not None and is_under(path, [self.folder]) and not self.names_of(path):
-            remove(path.resolve())
+        """Removes the files of a built datastore that is in service under no name. They leave their path first: a
+        worker that merges segments there meanwhile finds no folder to write to. What a kill or an error leaves then,
+        the next start removes.
+        """
+        path = path.resolve()
+        if self.folder is None or not is_under(path, [self.folder]) or self.names_of(path) or not path.exists():
+            return
+        removed = path.with_name(path.name + REMOVED)
+        try:
+            move(path, removed)
+            remove(removed)
+        except OSError as trouble:
+            log.error("%s could not be removed: %s", path, trouble)
+
+    def _remove_rest(self) -> None:
+        """Removes what is left of datastores that were being removed."""
+        for folder in [] if self.folder is None else self.folder.glob(f"*{REMOVED}"):
+            if BUILT.search(folder.name.removesuffix(REMOVED)):
+                remove(folder)
 
     def _write(self, built: dict[str, Path]) -> None:
         if built == self._built:

@@ -6,7 +6,10 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, takewhile
 from pathlib import Path
+from threading import Event
 
 import pytest
 from running import RunningServer, wait_until
@@ -170,6 +173,34 @@ def test_a_restart_does_not_forget_a_datastore_whose_folder_is_missing(tmp_path:
     stores.put("docs", tmp_path / "docs-1")
     (tmp_path / "docs-1").rmdir()
     assert DatastoreRegistry([], tmp_path).paths == {"docs": tmp_path / "docs-1"}
+
+
+def test_a_datastore_is_removed_while_a_worker_still_writes_to_it(tmp_path: Path) -> None:
+    registry, folder = DatastoreRegistry([], tmp_path), tmp_path / "docs-0123456789abcdef"
+    folder.mkdir()
+
+    removed = Event()
+
+    def write() -> None:
+        for number in takewhile(lambda _: not removed.is_set(), count()):
+            (folder / f"manifest-{number}.tmp").touch()
+
+    with ThreadPoolExecutor(1) as worker:
+        writing = worker.submit(write)
+        wait_until(lambda: len(list(folder.iterdir())) > 200)
+        try:
+            registry.discard(folder)
+        finally:
+            removed.set()
+    assert list(tmp_path.iterdir()) == []
+    assert isinstance(writing.exception(), FileNotFoundError)
+
+
+def test_the_rest_of_a_removal_that_was_killed_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    for name in ("docs-0123456789abcdef.removed", "docs-0123456789abcdef", "mine.removed"):
+        (tmp_path / name / "segments").mkdir(parents=True)
+    DatastoreRegistry([], tmp_path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["docs-0123456789abcdef", "mine.removed"]
 
 
 def test_the_folders_of_sessions_and_operations_are_on_the_disk_before_anything_is_in_them(
