@@ -131,6 +131,7 @@ def test_a_mailbox_has_a_document_for_each_message(tmp_path):
         ("cut.pdf", made.pdf("x")[:80], "is no PDF that can be read"),
         ("a.html", b"<html><img>", "has no text"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",  # packed bytes hold the time
 )
 def test_what_has_no_text_is_named_with_its_reason(tmp_path, name, content, reason):
     write(tmp_path, **{name: content, "z.txt": b"fine"})
