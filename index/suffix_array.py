@@ -28,25 +28,43 @@ END, PAST_TEXT = -1, -2  # behind a document's last token, and behind the text t
 
 
 def sorted_piece(tokens_N: Tokens, starts: Int64[np.ndarray, " docs+1"], piece: int) -> Order:
-    """Sorts the suffixes that begin in one piece. Returns their rows within it, in order.
+    """Sorts the suffixes that begin in one piece. Returns their rows within it, in order, equal ones by their rows.
 
     Prefix doubling: suffixes that are ranked by their first h tokens are ranked by 2h with the ranks h tokens further.
-    The next piece's first tokens are ranked as well, to which the last suffixes go on.
+    Only those that are still equal to others take part (Larsson and Sadakane 1999): of text a half after 4 tokens. The
+    next piece's first tokens are ranked as well, to which the last suffixes go on.
     """
     begin = piece * PIECE_TOKENS
     num_rows = min(PIECE_TOKENS, len(tokens_N) - begin)
-    rows = np.arange(begin, min(begin + PIECE_TOKENS + DEPTH, len(tokens_N)))
-    ends = starts[np.searchsorted(starts, rows, side="right")] - begin
-    rank = tokens_N[rows].astype(np.int64) + 1  # 0: behind the end
-    order, length = np.argsort(rank, kind="stable"), 1
-    while length < DEPTH:
-        further = np.arange(len(rows)) + length
-        goes_on = further < np.minimum(ends, len(rows))
-        key = rank * (rank.max() + 1)
-        key[goes_on] += rank[further[goes_on]]
-        order = np.argsort(key, kind="stable")
-        rank[order] = np.concatenate([[1], 1 + np.cumsum(np.diff(key[order]) > 0)])
+    tokens_R = tokens_N[begin : begin + PIECE_TOKENS + DEPTH].astype(np.uint64) + np.uint64(1)  # 0: behind the end
+    bounds = np.clip(starts - begin, 0, len(tokens_R)).astype(np.int32)
+    ends_R = np.repeat(bounds[1:], np.diff(bounds))
+    bits = int(tokens_R.max()).bit_length()
+    length = min(4 if 4 * bits <= 64 else 2, DEPTH)
+    key_R = tokens_R.copy()
+    for further in range(1, length):
+        key_R <<= np.uint64(bits)
+        key_R[:-further] |= np.where(np.arange(further, len(key_R)) < ends_R[:-further], tokens_R[further:], 0)
+    del tokens_R
+    tied = rows = np.arange(len(key_R), dtype=np.int32)
+    order, rank_R = np.empty_like(rows), np.empty_like(rows)
+    while True:
+        sorted_ = np.argsort(key_R)
+        key_R, rows = key_R[sorted_], rows[sorted_]
+        is_first = np.concatenate([[True], key_R[1:] != key_R[:-1]])
+        firsts = np.flatnonzero(is_first)
+        order[tied] = rows
+        rank_R[rows] = np.repeat(tied[firsts] + 1, np.diff(firsts, append=len(rows)))
+        tied = tied[~(is_first & np.append(is_first[1:], True))]
+        rows = order[tied]
+        if length >= DEPTH or not len(tied):
+            break
+        key_R = rank_R[rows].astype(np.uint64) << np.uint64(32)
+        further = rows + length
+        goes_on = further < ends_R[rows]
+        key_R[goes_on] |= rank_R[further[goes_on]].astype(np.uint64)
         length *= 2
+    order[tied] = rows[np.lexsort((rows, rank_R[rows]))]
     return order[order < num_rows].astype(np.uint32)
 
 

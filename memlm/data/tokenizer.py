@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -31,6 +32,7 @@ from memlm.base.lists import check_list
 from memlm.base.steps import Offload, Outcome, Steps
 from memlm.base.texts import read_text
 from memlm.data.control_tokens import Part, TextEncoder
+from memlm.data.long_texts import PIECE_CHARACTERS, encode_in_pieces
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
 END_OF_TEXT = "<|endoftext|>"
@@ -169,10 +171,6 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> Iterator[Int64[np.ndarray, " N"]]:
         """Token ids of several texts, on all cores. Raises as `encode`."""
-        for encoding in self._encodings(texts):
-            yield np.asarray(self._ids_of(encoding), dtype=np.int64)
-
-    def _encodings(self, texts: Sequence[str]) -> Sequence[tokenizers.Encoding]:
         for text in texts:
             try:
                 text.encode()
@@ -180,7 +178,14 @@ class Tokenizer:
                 raise InvalidInput(
                     f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
                 ) from error
-        return self._encoder.encode(texts)
+        for is_long, some in groupby(texts, lambda text: len(text) > PIECE_CHARACTERS):
+            if is_long:
+                yield from (encode_in_pieces(each, self._encoded, drops_space=self.prepends_space) for each in some)
+            else:
+                yield from self._encoded(list(some))
+
+    def _encoded(self, texts: Sequence[str]) -> list[Int64[np.ndarray, " N"]]:
+        return [np.asarray(self._ids_of(each), dtype=np.int64) for each in self._encoder.encode(texts)]
 
     def _ids_of(self, encoding: tokenizers.Encoding) -> list[int]:
         ids = self._encoder.ids_of(encoding)
@@ -247,12 +252,12 @@ class Tokenizer:
         return (yield from _aside(text, lambda: self._packed(text)))
 
     def _packed(self, text: str) -> TokenArray:
-        (encoding,) = self._encodings([text])
-        if len(encoding) > MAX_TOKEN_IDS:  # a list of them all would hold the interpreter's lock for long
+        ids_N = self.encode(text)
+        if len(ids_N) > MAX_TOKEN_IDS:
             raise InvalidInput(
-                f"the text has {len(encoding):,} tokens; at most {MAX_TOKEN_IDS:,} in one call", field="text"
+                f"the text has {len(ids_N):,} tokens; at most {MAX_TOKEN_IDS:,} in one call", field="text"
             )
-        return array(PACKED, self._ids_of(encoding))
+        return array(PACKED, ids_N.astype(PACKED).tobytes())
 
     def check_ids(self, ids: Sequence[int], name: str) -> Steps[None]:
         """Raises InvalidInput, naming the argument, for an id outside the vocabulary. Many are checked in several

@@ -7,14 +7,16 @@ rest.
 
 from __future__ import annotations
 
-import itertools
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Int64
 
+from memlm.base.cpu import num_cores
 from memlm.base.progress import Progress
 from memlm.data.corpus import Corpus, Document
 from memlm.data.tokenizer import Tokenizer
@@ -23,7 +25,8 @@ from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
 
-AT_ONCE_DOCUMENTS, AT_ONCE_CHARACTERS = 256, 1 << 19  # tokenized together, on all cores
+AT_ONCE_DOCUMENTS, AT_ONCE_CHARACTERS = 256, 1 << 17  # tokenized together
+AHEAD_CHARACTERS = 1 << 20  # tokenized while others are written, and one document more: each takes some 30 bytes then
 CHECKPOINT_TOKENS = 1 << 22  # that a kill may lose
 
 
@@ -79,13 +82,26 @@ def index_words(snapshot: Snapshot, number: int, tokenizer: Tokenizer, progress:
 
 
 def _tokenized(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[tuple[Document, Int64[np.ndarray, " n"]]]:
-    """Yields each document with its tokens. Several are tokenized together."""
+    """Yields each document with its tokens. Threads tokenize the next ones meanwhile, a long one in one of them."""
+    waiting = deque[tuple[list[Document], Future[list[Int64[np.ndarray, " n"]]]]]()
+    with ThreadPoolExecutor(num_cores()) as pool:
+        for documents in _batches(corpus):
+            texts = [each.text for each in documents]
+            waiting.append((documents, pool.submit(lambda texts: list(tokenizer.encode_batch(texts)), texts)))
+            while len(waiting) > 1 and sum(len(each.text) for batch, _ in waiting for each in batch) > AHEAD_CHARACTERS:
+                first, tokens = waiting.popleft()
+                yield from zip(first, tokens.result(), strict=True)
+        for first, tokens in waiting:
+            yield from zip(first, tokens.result(), strict=True)
+
+
+def _batches(corpus: Corpus) -> Iterator[list[Document]]:
     documents, characters = list[Document](), 0
-    for document in itertools.chain(corpus, [None]):
-        if document is not None:
-            documents.append(document)
-            characters += len(document.text)
-            if len(documents) < AT_ONCE_DOCUMENTS and characters < AT_ONCE_CHARACTERS:
-                continue
-        yield from zip(documents, tokenizer.encode_batch([each.text for each in documents]), strict=True)
-        documents, characters = [], 0
+    for document in corpus:
+        documents.append(document)
+        characters += len(document.text)
+        if len(documents) >= AT_ONCE_DOCUMENTS or characters >= AT_ONCE_CHARACTERS:
+            yield documents
+            documents, characters = [], 0
+    if documents:
+        yield documents

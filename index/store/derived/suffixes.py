@@ -6,6 +6,7 @@ A new segment is committed with its file. Where that is missing, as in a copy, i
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from memlm.index.suffix_array import DEPTH, PIECE_TOKENS, Order, SuffixArray, so
 from memlm.index.suffix_lookup import SuffixLookup
 
 FORMAT, HEADER_BYTES = 1, 128
+SORTED_AT_ONCE = 2  # pieces, each in some 200 MB
 
 
 class SegmentSuffixes:
@@ -109,11 +111,15 @@ class SegmentSuffixes:
 def write_suffixes(folder: Path, values: FileRecord, starts: Int64[np.ndarray, " docs+1"], progress: Progress) -> None:
     """Writes the complete file of a new segment beside its values, synced. Raises StorageFull."""
     values_N = np.load(folder / VALUES, mmap_mode="r")
-    with storage(folder / SUFFIXES), create(folder / SUFFIXES) as file:
+    pieces = range(_num_pieces(len(values_N)))
+    with storage(folder / SUFFIXES), create(folder / SUFFIXES) as file, ThreadPoolExecutor(SORTED_AT_ONCE) as pool:
         file.write(_header(values))
-        for piece in range(num_pieces := _num_pieces(len(values_N))):
-            file.write(sorted_piece(values_N, starts, piece).astype("<u4").data)
-            progress("sort passages", piece + 1, num_pieces)
+        for begin in pieces[::SORTED_AT_ONCE]:  # NumPy sorts without the interpreter's lock
+            some = pieces[begin : begin + SORTED_AT_ONCE]
+            orders = pool.map(lambda piece: sorted_piece(values_N, starts, piece), some)
+            for piece, order in zip(some, orders, strict=True):
+                file.write(order.astype("<u4").data)
+                progress("sort passages", piece + 1, len(pieces))
         file.flush()
         sync(file.fileno())
 
