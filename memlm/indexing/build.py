@@ -143,7 +143,7 @@ def build_index(
     """
     corpus = corpus_of(corpus)
     check_build(out, keys=keys, index=index, target=target, prune=prune, check=check)
-    checkpoint = _loaded(model, dtype, device, progress)
+    checkpoint = _loaded(model, dtype, device, progress, weights=False)
     size = window_size(checkpoint.decoder, window, stride)
     spec = StoreSpec(
         dim=checkpoint.decoder.config.dim,
@@ -197,7 +197,7 @@ def add_to_index(
     check_choice("check", check, CHECKS)
     corpus = corpus_of(corpus)
     read_manifest(Path(store))
-    checkpoint = _loaded(model, dtype, device, progress)
+    checkpoint = _loaded(model, dtype, device, progress, weights=False)
     with Datastore.open(store) as existing:
         ModelStore(existing, checkpoint)
         spec, is_keyed = existing.manifest.spec, existing.snapshot.is_keyed
@@ -294,11 +294,13 @@ def finish_build(
         return datastore.manifest.number > begun
 
 
-def _loaded(model: str | Path | Checkpoint, dtype: str, device: str, progress: Progress) -> Checkpoint:
+def _loaded(
+    model: str | Path | Checkpoint, dtype: str, device: str, progress: Progress, *, weights: bool = True
+) -> Checkpoint:
     if isinstance(model, Checkpoint):
         return model
     progress(LOADING, 0, 1)
-    checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+    checkpoint = load_checkpoint(model, dtype=dtype, device=device, weights=weights)
     progress(LOADING, 1, 1)
     return checkpoint
 
@@ -324,6 +326,8 @@ class _Run:
             number = datastore.manifest.last_segment
             index_words(datastore.snapshot, number, self.checkpoint.tokenizer, self.progress)
             on_text()
+            if self.keys != "none":
+                self.checkpoint.read_weights()
             if self.keys == "auto":
                 keys_s = seconds_of_keys(datastore, self.checkpoint, number)
             if self.keys == "now" or (keys_s is not None and keys_s < QUICK_KEYS_S):

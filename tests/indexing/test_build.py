@@ -221,6 +221,21 @@ def test_an_addition_to_text_without_keys_makes_none_unless_asked(model_folder, 
         assert [document.id for document in store.snapshot.keyed.documents()] == ["doc-2.txt"]
 
 
+def test_text_is_committed_without_the_models_weights(model_folder, corpus_folder, tmp_path):
+    unread, corpus = load_checkpoint(model_folder, weights=False), Corpus([corpus_folder])
+    build_index(unread, corpus, tmp_path / "text", keys="none")
+    add_to_index(unread, Corpus([], documents=[Document("more", "more text")]), tmp_path / "text")
+    assert unread.unread
+    seen = list[bool]()
+    build_index(
+        unread, corpus, tmp_path / "keyed", keys="now", check="none", on_text=lambda: seen.append(bool(unread.unread))
+    )
+    assert seen == [True]
+    assert not unread.unread
+    with Datastore.open(tmp_path / "keyed") as store:
+        assert store.snapshot.is_keyed
+
+
 def test_keys_that_would_take_long_are_not_made_by_themselves(model_folder, corpus_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(indexing_build, "QUICK_KEYS_S", 0.0)
     report = build_index(model_folder, Corpus([corpus_folder]), tmp_path / "s")

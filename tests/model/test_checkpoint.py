@@ -34,6 +34,17 @@ def test_a_model_is_the_same_after_saving_and_loading(checkpoint, tmp_path):
         assert torch.equal(again.decoder.state_dict()[name], tensor)
 
 
+def test_weights_that_are_left_are_read_later_unless_the_files_have_changed(folder, checkpoint):
+    one, other = load_checkpoint(folder, weights=False), load_checkpoint(folder, weights=False)
+    assert one.fingerprint == checkpoint.fingerprint
+    one.read_weights()
+    one.read_weights()
+    assert torch.equal(one.decoder(torch.tensor([[3, 4]]))[0], checkpoint.decoder(torch.tensor([[3, 4]]))[0])
+    change_config(folder, note="changed")
+    with pytest.raises(Incompatible, match="changed while the model was loaded"):
+        other.read_weights()
+
+
 def test_two_fine_tunes_of_one_shape_have_two_fingerprints(checkpoint, folder):
     weights = load_file(folder / "model.safetensors")
     weights["norm.weight"][0] += 1e-6

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,12 @@ class Checkpoint:
     decoder: Decoder
     tokenizer: Tokenizer
     marks: tuple[tuple[int, ...], ...] = ()  # of the files as they were loaded; none: they are not compared
+    unread: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
+
+    def read_weights(self) -> None:
+        """Reads the weights that `load_checkpoint` left. Has no effect where it left none. Raises as it does."""
+        while self.unread:
+            self.unread.pop()()
 
     @property
     def is_current(self) -> bool:
@@ -127,11 +133,14 @@ def load_checkpoint(
     attention_window: int | None = None,
     extended_attention: int | None = None,
     trainable: bool = False,
+    weights: bool = True,
 ) -> Checkpoint:
     """Reads a model: a folder, of memlm or in the Hugging Face layout, a GGUF file, or an id on the hub.
 
     With an `attention_window`, a token sees so many of the latest tokens and the first few, and texts have any length.
     With `extended_attention` each head also sees so many of the tokens before.
+
+    Without `weights`, these are left until `read_weights`: for text, which needs the configuration and the tokenizer.
 
     With `trainable` the weights are plain ones of their own, in float32 and on the processor where nothing else is
     asked. Otherwise they are packed for prediction where the machine can. `auto` chooses what is fast
@@ -172,10 +181,17 @@ def load_checkpoint(
     with torch.device("meta"), Undrawn():
         decoder = Decoder(config)
     sources = sources_of(decoder, files, family)
-    fill(decoder, files, sources, form)
-    if marks != marks_of(path):
-        raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
-    return Checkpoint(path, decoder.eval(), tokenizer, marks)
+
+    def read() -> None:
+        fill(decoder, files, sources, form)
+        decoder.eval()  # also the modules that came with the weights
+        if marks != marks_of(path):
+            raise Incompatible(f"the files of {path} changed while the model was loaded; load it again")
+
+    checkpoint = Checkpoint(path, decoder, tokenizer, marks, [read])
+    if weights:
+        checkpoint.read_weights()
+    return checkpoint
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer:
