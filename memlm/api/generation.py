@@ -140,7 +140,8 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """The first event of a generation: its seed, and its retrieval parameters with all defaults filled in. An answer to
-    a question has its `prompt` too.
+    a question has its `prompt` too. `keyed_share` is the share of the stores' entries with keys, which neighbors come
+    from: 0 for the model alone.
     """
 
     request_id: str
@@ -150,6 +151,7 @@ class Accepted:
     lam: float
     knn_temperature: float
     prompt: AnswerPrompt | None = None
+    keyed_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def _continue(client: Client, to: Console) -> float:
     render.print_sources(seen, to=to)
     assert tokens.finished is not None
     usage = tokens.finished.usage
-    to.print(f"{render.summary(seen, usage)}\n", style="dim")
+    to.print(f"{render.summary(seen, usage, tokens.accepted)}\n", style="dim")
     return 1000 * (usage.generated_tokens - 1) / usage.decode_ms
 
 

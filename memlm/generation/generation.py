@@ -275,4 +275,5 @@ def _accepted(retriever: Retriever | None, request_id: str, seed: int) -> Accept
     if retriever is None:
         return Accepted(request_id, seed, store=None, k=0, lam=0.0, knn_temperature=0.0)
     store = retriever.name or None  # without one that is searched, there is no name
-    return Accepted(request_id, seed, store, retriever.k, retriever.lam, retriever.temperature)
+    knn = retriever.k, retriever.lam, retriever.temperature
+    return Accepted(request_id, seed, store, *knn, keyed_share=retriever.keyed_share)

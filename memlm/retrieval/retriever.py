@@ -114,6 +114,12 @@ class Retriever:
         return snapshots if self.exclusion is None else tuple(map(self.exclusion.view_of, snapshots))
 
     @property
+    def keyed_share(self) -> float:
+        """The share of the stores' entries that have keys. 0 of none."""
+        views = self.views
+        return sum(view.keyed.num_entries for view in views) / max(1, sum(view.num_entries for view in views))
+
+    @property
     def settings(self) -> tuple[Any, ...]:
         """The fields' values, hashable."""
         return tuple(getattr(self, field.name) for field in fields(self))

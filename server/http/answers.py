@@ -82,7 +82,7 @@ class ChoiceAnswer:
 
     def add_accepted(self, accepted: Accepted) -> None:
         if self.memory is not None:
-            names = ("seed", "store", "k", "lam", "knn_temperature")
+            names = ("seed", "store", "k", "lam", "knn_temperature", "keyed_share")
             self.memory |= {name: getattr(accepted, name) for name in names}
             if accepted.prompt is not None:
                 self.memory["passages"] = [object_of(passage) for passage in accepted.prompt.passages]

@@ -448,6 +448,12 @@ def test_another_model_adds_nothing(capsys, tokenizer, own_store, corpus_folder,
     assert (code, "was built with another tokenizer" in told) == (1, True)
 
 
+def test_an_addition_without_keys_says_that_others_have_some(capsys, model_folder, own_store, tmp_path):
+    (tmp_path / "more.txt").write_text("the memory of a model")
+    added = ("index", "add", own_store, tmp_path / "more.txt", "--model", model_folder, "--keys", "none")
+    assert "no keys: neighbors come from the other documents" in memlm(capsys, *added)[1]
+
+
 def test_a_store_without_keys_names_what_it_serves(capsys, tokenizer, corpus_folder, tmp_path):
     store, model = tmp_path / "s", save_chat_model(tmp_path / "chat", tokenizer, context_length=4000)
     code, printed, told = memlm(

@@ -189,6 +189,8 @@ def test_chosen_documents_alone_get_keys_and_alone_give_neighbors(model_folder, 
             for neighbor in token.neighbors
         }
         assert found <= {"doc-3.txt", "doc-5.txt"} != set()
+        share = info.num_keyed_entries / info.num_entries
+        assert lm.generate(text, max_tokens=2).result().accepted.keyed_share == share
         assert lm.search(None, text.split()[0], by="words", k=50)
         lm.delete_documents(["doc-3.txt", "doc-5.txt"])
     compact_index(tmp_path / "s", purge=True)

@@ -10,7 +10,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from memlm.api.generation import Finished, FinishReason, Token
+from memlm.api.generation import FinishReason, Token
+from memlm.api.handles import TokenStream
 from memlm.api.passages import AnswerPrompt, Passage
 from memlm.base.printable import one_line
 from memlm.base.progress import silent
@@ -101,10 +102,11 @@ class ChatShell:
         self._last, self._prompt = seen, stream.accepted.prompt
         answer = "".join(token.text for token in seen)
         self._conversation.keep(answer, is_complete=not was_stopped)
-        self._close_answer(answer, stream.finished, was_stopped=was_stopped)
+        self._close_answer(answer, stream, was_stopped=was_stopped)
 
-    def _close_answer(self, answer: str, finished: Finished | None, *, was_stopped: bool) -> None:
+    def _close_answer(self, answer: str, stream: TokenStream, *, was_stopped: bool) -> None:
         """Prints the JSON of an answer, or on a terminal the line under it."""
+        finished = stream.finished
         if self._json:
             ending = {"finished": finished, "stopped": was_stopped}
             emit_json({"text": answer, **ending, "passages": self._passages, "sources": self._sources()})
@@ -113,7 +115,8 @@ class ChatShell:
             render.print_places(self._prompt)
         render.warn_if_partial(finished.usage.searched_share if finished else None)
         if out.is_terminal:
-            parts = [render.summary(self._last, finished.usage if finished else None)] if self._last else []
+            usage = finished.usage if finished else None
+            parts = [render.summary(self._last, usage, stream.accepted)] if self._last else []
             if was_stopped:
                 parts.append("stopped")
             elif not self._last:

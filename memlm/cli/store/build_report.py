@@ -10,6 +10,7 @@ from memlm.base.figures import counted, duration
 from memlm.base.printable import one_line
 from memlm.cli.store.render import SERVED_WITHOUT_KEYS
 from memlm.cli.terminal.console import emit_json, err, out
+from memlm.index.factory import NO_INDEX
 
 
 def print_build(report: Any, model: Path, *, json: bool) -> None:
@@ -28,7 +29,8 @@ def print_build(report: Any, model: Path, *, json: bool) -> None:
     else:
         to_make = f"memlm index keys {quote(str(report.path))} --model {quote(str(model))}"
         cost = f" would take about {duration(report.keys_s)}" if report.keys_s is not None else " were not made"
-        out.print(one_line(f"no keys: {SERVED_WITHOUT_KEYS}. Keys{cost}: {to_make}"), markup=False)
+        served = SERVED_WITHOUT_KEYS if report.index == NO_INDEX else "neighbors come from the other documents"
+        out.print(one_line(f"no keys: {served}. Keys{cost}: {to_make}"), markup=False)
     out.print(one_line(f"The datastore is in {report.path}."), markup=False)
 
 

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from memlm.api.generation import Neighbor, Token, Usage
+from memlm.api.generation import Accepted, Neighbor, Token, Usage
 from memlm.api.handles import TokenStream
 from memlm.api.passages import AnswerPrompt, Passage
 from memlm.base.figures import counted
@@ -112,8 +112,10 @@ def probability_by_document(tokens: Iterable[Token]) -> Counter[str]:
     return probability
 
 
-def summary(tokens: Sequence[Token], usage: Usage | None) -> str:
-    """One line: number of tokens, speed, what came of drafts, and the share of p_kNN where it was retrieved."""
+def summary(tokens: Sequence[Token], usage: Usage | None, accepted: Accepted | None = None) -> str:
+    """One line: number of tokens, speed, what came of drafts, and the share of p_kNN where it was retrieved, with the
+    share of the entries that it could come from, where that is not all.
+    """
     parts = [counted(len(tokens), "token")]
     if usage is not None and usage.decode_ms > 0 and usage.generated_tokens > 1:
         parts.append(f"{1000 * (usage.generated_tokens - 1) / usage.decode_ms:,.1f} tokens/s")
@@ -121,7 +123,8 @@ def summary(tokens: Sequence[Token], usage: Usage | None) -> str:
         accepted, drafted = (sum(getattr(each, name) for each in usage.drafts) for name in ("accepted", "drafted"))
         parts.append(f"{usage.generated_tokens / usage.steps:.1f} tokens a step ({accepted:,} of {drafted:,} drafted)")
     if any(token.knn_logprob is not None for token in tokens):
-        parts.append(f"{mean_share(tokens):.0%} from memory")
+        partly = f", with keys of {accepted.keyed_share:.0%}" if accepted and accepted.keyed_share < 1 else ""
+        parts.append(f"{mean_share(tokens):.0%} from memory{partly}")
     return " · ".join(parts)
 
 
@@ -223,11 +226,11 @@ def print_generation(tokens: TokenStream, *, prompt: str, json: bool, show_sourc
     except KeyboardInterrupt:
         out.print()  # what follows gets its own line
         if out.is_terminal:
-            out.print(summary(seen, None), style="dim")
+            out.print(summary(seen, None, tokens.accepted), style="dim")
         raise
     usage = tokens.finished.usage if tokens.finished is not None else None
     if out.is_terminal:
-        out.print(summary(seen, usage), style="dim")
+        out.print(summary(seen, usage, tokens.accepted), style="dim")
     warn_if_partial(usage.searched_share if usage else None)
     if show_sources:
         out.print(legend())

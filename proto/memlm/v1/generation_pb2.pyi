@@ -270,7 +270,7 @@ class GenerateEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature", "prompt")
+    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature", "prompt", "keyed_share")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,7 @@ class Accepted(_message.Message):
     LAM_FIELD_NUMBER: _ClassVar[int]
     KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    KEYED_SHARE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     store: str
@@ -285,7 +286,8 @@ class Accepted(_message.Message):
     lam: float
     knn_temperature: float
     prompt: AnswerPrompt
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., prompt: _Optional[_Union[AnswerPrompt, _Mapping]] = ...) -> None: ...
+    keyed_share: float
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., prompt: _Optional[_Union[AnswerPrompt, _Mapping]] = ..., keyed_share: _Optional[float] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("tokens",)
