@@ -9,16 +9,22 @@ const nameOf = (text) => (text.includes("\n") ? "line end" : "space");
 
 /** Dispatches `show` with the number of the token to describe, or null, and `pin` with the number of a chosen one. */
 export class TokenView extends EventTarget {
+  /** @type {number | null} */
+  #shown = null;
+
   /** @param {string} label */
   constructor(label) {
     super();
     /** @type {import("./generation.js").Token[]} */
     this.tokens = [];
     this.element = el("div", { class: "tokens", role: "group", "aria-label": label });
-    this.element.addEventListener("mouseover", (event) => this.#show(event));
-    this.element.addEventListener("mouseleave", () => this.#send("show", null));
-    this.element.addEventListener("focusin", (event) => this.#show(event));
-    this.element.addEventListener("focusout", () => this.#send("show", null));
+    this.element.addEventListener("mousemove", (event) => {
+      // A text that comes under a pointer that rests, as after a click on Send, is not asked about.
+      if (event.movementX || event.movementY) this.#show(this.#numberOf(event));
+    });
+    this.element.addEventListener("mouseleave", () => this.#show(null));
+    this.element.addEventListener("focusin", (event) => this.#show(this.#numberOf(event)));
+    this.element.addEventListener("focusout", () => this.#show(null));
     this.element.addEventListener("click", (event) => this.#pin(event));
     this.element.addEventListener("keydown", (event) => this.#walk(event));
     /** @type {Map<number, HTMLElement>} */
@@ -51,7 +57,7 @@ export class TokenView extends EventTarget {
   clear() {
     this.tokens = [];
     this.spans.clear();
-    this.pinned = null;
+    this.pinned = this.#shown = null;
     this.element.replaceChildren();
   }
 
@@ -91,8 +97,10 @@ export class TokenView extends EventTarget {
     return span ? Number(span.dataset.number) : null;
   }
 
-  #show(event) {
-    this.#send("show", this.#numberOf(event));
+  #show(number) {
+    if (number === this.#shown) return;
+    this.#shown = number;
+    this.#send("show", number);
   }
 
   #pin(event) {
@@ -111,7 +119,7 @@ export class TokenView extends EventTarget {
     else if (event.key === "Home") this.focus(numbers[0]);
     else if (event.key === "End") this.focus(numbers.at(-1));
     else if (event.key === "Enter" || event.key === " ") this.#send("pin", number);
-    else if (event.key === "Escape") this.#send("show", null);
+    else if (event.key === "Escape") this.#show(null);
     else return;
     event.preventDefault();
   }
