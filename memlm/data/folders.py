@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import translate
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 
 from memlm.data.ignored import IgnoreRules
 from memlm.errors import InvalidInput
@@ -48,9 +48,9 @@ class Folder:
 
     def files(self) -> list[tuple[str, Path]]:
         """Each file once with its path within the folder, in the order of their paths."""
-        found = sorted({Path(file) for file in self._below(self._path, self._parts)})
-        named = ((file.relative_to(self._path), file) for file in found)
-        return [(name.as_posix(), file) for name, file in named if not self._rules.leaves_out(PurePosixPath(name))]
+        found = {self._name_of(file): file for file in self._below(self._path, self._parts)}
+        names = sorted(found, key=lambda name: name.split("/"))
+        return [(name, Path(found[name])) for name in names if not self._rules.leaves_out(name)]
 
     def _below(self, folder: str | Path, parts: Sequence[re.Pattern[str] | None]) -> Iterator[str]:
         part, rest = parts[0], parts[1:]
@@ -76,8 +76,10 @@ class Folder:
             return []
 
     def _is_folder(self, entry: os.DirEntry[str]) -> bool:
-        name = PurePosixPath(os.path.relpath(entry.path, self._path))
-        return self._is(entry.is_dir, entry.path) and not self._rules.leaves_out_folder(name)
+        return self._is(entry.is_dir, entry.path) and not self._rules.leaves_out_folder(self._name_of(entry.path))
+
+    def _name_of(self, path: str) -> str:
+        return path[len(os.path.join(self._path, "")) :]
 
     def _is(self, kind: Callable[[], bool], path: str) -> bool:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
@@ -28,38 +28,47 @@ class IgnoreRules:
 
     def __init__(self, folder: Path, *, hidden: bool = False) -> None:
         self._folder, self._hidden = folder, hidden
-        self._is_out = cache(self._find_out)
-        self._specs = cache(self._read_specs)
+        self._is_folder_out = cache(self._find_folder_out)
+        self._specs_above = cache(self._find_specs_above)
         self._is_datastore = is_datastore(folder)
 
-    def leaves_out(self, file: PurePosixPath) -> bool:
-        """Whether a file, given by its path within the folder, is left out."""
-        return self.leaves_out_folder(file.parent) or self._is_out(file, False)
+    def leaves_out(self, file: str) -> bool:
+        """Whether a file is left out, given by its path within the folder, with slashes."""
+        folder, _, name = file.rpartition("/")
+        return self._is_folder_out(folder) or (not self._hidden and self._is_excluded(folder, name))
 
-    def leaves_out_folder(self, folder: PurePosixPath) -> bool:
-        """Whether all files of a folder, given by its path within the folder, are left out."""
-        way = [folder, *folder.parents][-2::-1]  # from the first folder on
-        return self._is_datastore or any(self._is_out(each, True) for each in way)
+    def leaves_out_folder(self, folder: str) -> bool:
+        """Whether all files of a folder are left out, given by its path within the folder, with slashes."""
+        return self._is_folder_out(folder)
 
-    def _find_out(self, path: PurePosixPath, is_folder: bool) -> bool:
-        if not self._hidden and (path.name.startswith(".") or self._is_excluded(path, is_folder)):
+    def _find_folder_out(self, path: str) -> bool:
+        if not path:
+            return self._is_datastore
+        folder, _, name = path.rpartition("/")
+        if self._is_folder_out(folder):
             return True
-        folder = self._folder / path
-        is_environment = not self._hidden and os.path.isfile(folder / ENVIRONMENT_FILE)  # raises for no folder
-        return is_folder and (is_environment or is_datastore(folder))
+        place = self._folder / path
+        if self._hidden:
+            return is_datastore(place)
+        is_excluded = name in IGNORED_FOLDERS or self._is_excluded(folder, name, "/")
+        return is_excluded or os.path.isfile(place / ENVIRONMENT_FILE) or is_datastore(place)
 
-    def _is_excluded(self, path: PurePosixPath, is_folder: bool) -> bool:
-        if is_folder and path.name in IGNORED_FOLDERS:
-            return True
-        is_out = False
-        for parent in reversed(path.parents):
-            inner = path.relative_to(parent).as_posix() + "/" * is_folder
-            for spec in self._specs(parent):
-                if (match := spec.check_file(inner).include) is not None:
-                    is_out = match
+    def _is_excluded(self, folder: str, name: str, sign: str = "") -> bool:
+        """Whether a name in a folder is hidden, or excluded by an ignore file there or above. A folder's has a sign."""
+        is_out = name.startswith(".")
+        for begin, spec in () if is_out else self._specs_above(folder):
+            inner = f"{folder}/{name}{sign}"[begin:] if folder else f"{name}{sign}"
+            if (match := spec.check_file(inner).include) is not None:
+                is_out = match
         return is_out
 
-    def _read_specs(self, folder: PurePosixPath) -> Sequence[GitIgnoreSpec]:
+    def _find_specs_above(self, folder: str) -> tuple[tuple[int, GitIgnoreSpec], ...]:
+        """The ignore files above a name in a folder, the last of which decides, and where paths within theirs begin."""
+        above = self._specs_above(folder.rpartition("/")[0]) if folder else ()
+        begin = len(folder) + 1 if folder else 0
+        return *above, *((begin, spec) for spec in self._read_specs(folder))
+
+    def _read_specs(self, folder: str) -> Sequence[GitIgnoreSpec]:
         specs = []
         for name in IGNORE_FILES:
             file = self._folder / folder / name
