@@ -1,7 +1,8 @@
 """A JSON object, or the row of a table -> the fields of a document. Files, tables and uploads follow these rules.
 
 `text` is required. An `id` is a text or a whole number, and without one, or with null or "", the document goes by its
-place. A `title` is a text, and any other value of it is metadata, as all further fields are.
+place. A `title` is a text, and any other value of it is metadata, as all further fields are. Of these, `valid_from` is
+a time and `supersedes` one or several ids.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import json
 from typing import Any, NamedTuple
 
 from memlm.base.storable import problem_in
-
-EXACT = 1 << 53  # whole numbers from here on lose digits as floats
+from memlm.index.store.filters import id_of, problems_of
 
 
 class Record(NamedTuple):
@@ -36,28 +36,31 @@ def read_record(value: Any, place: str) -> Record:
     if "\0" in text:
         raise ValueError('"text" has a NUL')
     id_ = _id_of(given_id, place)
-    if problem := problem_in(value):
+    if problem := problem_in(value) or next(iter(problems_of(fields).values()), ""):
         raise ValueError(problem)
     if title is None or isinstance(title, str):
         fields.pop("title", None)
     return Record(id_, text, title if isinstance(title, str) else "", fields)
 
 
-def without_infinite(value: Any) -> tuple[Any, list[str]]:
-    """A record without the fields that hold NaN or an infinity, which JSON does not have, and their names."""
-    if not isinstance(value, dict) or not problem_in(value):
+def without_malformed(value: Any) -> tuple[Any, list[str]]:
+    """A record without the fields that hold NaN or an infinity, which JSON does not have, or malformed times and ids of
+    versions, and what is wrong with each.
+    """
+    if not isinstance(value, dict):
         return value, []
-    names = [name for name, field in value.items() if not _is_finite(field)]
-    return {name: field for name, field in value.items() if name not in names}, names
+    problems = problems_of(value)
+    if problem_in(value):
+        names = [name for name, field in value.items() if not _is_finite(field)]
+        problems |= {name: f"{name!r} holds NaN or an infinity, which JSON does not have" for name in names}
+    return {name: field for name, field in value.items() if name not in problems}, [*problems.values()]
 
 
 def _id_of(given: Any, place: str) -> str:
     if given is None or given == "":
         return place
-    if isinstance(given, float) and given.is_integer() and abs(given) < EXACT:  # of a column that had a gap
-        return str(int(given))
-    if isinstance(given, str | int) and not isinstance(given, bool):
-        return str(given)
+    if (id_ := id_of(given)) is not None:
+        return id_
     raise ValueError(f'"id" is {json.dumps(given)[:80]}; expected a text or a whole number')
 
 
