@@ -82,7 +82,7 @@ def find_passages(
         question_D = vectors_1D[0]
     while True:
         snapshots = [store.snapshot for store in stores]
-        views: list[Snapshot] = yield Offload(partial(_views, stores, request.exclude_documents))
+        views: list[Snapshot] = yield Offload(partial(_views, stores, request))
         parts = list[_Part]()
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
@@ -98,9 +98,9 @@ def find_passages(
             return found
 
 
-def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
-    snapshots = [store.snapshot for store in stores]
-    return [*map(exclusion_of(excluded, stores).view_of, snapshots)] if excluded else snapshots
+def _views(stores: Sequence[ModelStore], request: FindPassagesRequest) -> list[Snapshot]:
+    exclusion = exclusion_of(request.exclude_documents, stores, request.as_of)
+    return [exclusion.view_of(store.snapshot) for store in stores]
 
 
 def _found(

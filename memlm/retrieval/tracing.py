@@ -20,6 +20,7 @@ from memlm.api.tracing import MAX_SPANS, RankBy, Trace, TracedSpan, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.index.store.derived.suffixes import SegmentSuffixes
+from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.suffix_array import DEPTH
@@ -59,21 +60,26 @@ def trace(stores: Sequence[ModelStore], request: TraceRequest, tokenizer: Tokeni
     text_T = yield Offload(partial(tokenizer.encode, request.text))
     while True:
         snapshots = [store.snapshot for store in stores]
-        found = yield from _trace(stores, snapshots, request, tokenizer, text_T)
+        views = yield Offload(partial(_views, snapshots, request.as_of))
+        found = yield from _trace(stores, views, request, tokenizer, text_T)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
 
 
+def _views(snapshots: Sequence[Snapshot], as_of: str | None) -> list[Snapshot]:
+    return [*map(Exclusion((), as_of).view_of, snapshots)]
+
+
 def _trace(
     stores: Sequence[ModelStore],
-    snapshots: Sequence[Snapshot],
+    views: Sequence[Snapshot],
     request: TraceRequest,
     tokenizer: Tokenizer,
     text_T: Int64[np.ndarray, " T"],
 ) -> Steps[Trace]:
     sources = list[_Source]()
-    for store, snapshot in zip(stores, snapshots, strict=True):
-        for segment in snapshot.segments:
+    for store, view in zip(stores, views, strict=True):
+        for segment in view.segments:
             suffixes = yield from store.whole_suffixes_of(segment)
             wanted = yield Offload(partial(_wanted, segment, request))
             if wanted.any():
