@@ -28,7 +28,7 @@ from memlm.data.formats import (
     rows_of,
 )
 from memlm.data.mailbox import messages_in
-from memlm.data.records import read_record, without_malformed
+from memlm.data.records import read_record, without_infinite
 from memlm.index.store.journal import is_datastore
 
 if TYPE_CHECKING:
@@ -199,10 +199,10 @@ class Reading:
 
     def _document_of(self, value: Any, where: str) -> Document:
         """Makes a document of a JSON object. Raises ValueError, naming the first thing that is wrong with it."""
-        record, problems = without_malformed(value)
-        document = Document(*read_record(record, where))
-        for problem in problems:
-            self._report(Problem(where, f"{problem}; left out"))
+        finite, infinite = without_infinite(value)
+        document = Document(*read_record(finite, where))
+        for name in infinite:
+            self._report(Problem(where, f"{name!r} holds NaN or an infinity, which JSON does not have; left out"))
         return document
 
     def _report(self, problem: Problem) -> None:

@@ -2,7 +2,7 @@
 
 `text` is required. An `id` is a text or a whole number, and without one, or with null or "", the document goes by its
 place. A `title` is a text, and any other value of it is metadata, as all further fields are. Of these, `valid_from` is
-a time and `supersedes` one or several ids.
+a time and `supersedes` one or several ids: a document that seems to hold when it does not is worse than none.
 """
 
 from __future__ import annotations
@@ -43,17 +43,12 @@ def read_record(value: Any, place: str) -> Record:
     return Record(id_, text, title if isinstance(title, str) else "", fields)
 
 
-def without_malformed(value: Any) -> tuple[Any, list[str]]:
-    """A record without the fields that hold NaN or an infinity, which JSON does not have, or malformed times and ids of
-    versions, and what is wrong with each.
-    """
-    if not isinstance(value, dict):
+def without_infinite(value: Any) -> tuple[Any, list[str]]:
+    """A record without the fields that hold NaN or an infinity, which JSON does not have, and their names."""
+    if not isinstance(value, dict) or not problem_in(value):
         return value, []
-    problems = problems_of(value)
-    if problem_in(value):
-        names = [name for name, field in value.items() if not _is_finite(field)]
-        problems |= {name: f"{name!r} holds NaN or an infinity, which JSON does not have" for name in names}
-    return {name: field for name, field in value.items() if name not in problems}, [*problems.values()]
+    names = [name for name, field in value.items() if not _is_finite(field)]
+    return {name: field for name, field in value.items() if name not in names}, names
 
 
 def _id_of(given: Any, place: str) -> str:

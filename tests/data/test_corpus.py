@@ -289,16 +289,15 @@ def test_problems_of_hostile_names_are_one_line_without_control_characters(tmp_p
     assert str(problems[0]) == "a\\n\\x1b]0;title\\x07.txt: empty"
 
 
-def test_a_malformed_field_of_versions_alone_is_left_out_and_told(tmp_path):
-    row = {"text": "one", "valid_from": "1.5.2024", "supersedes": ["a", None], "price": 3}
-    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+def test_a_document_that_might_hold_at_other_times_is_left_out_and_told(tmp_path):
+    rows = [{"text": "one", "valid_from": "1.5.2024"}, {"text": "two", "supersedes": ["a", None]}, {"text": "three"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     problems: list[Problem] = []
-    (document,) = Corpus([tmp_path], on_problem=problems.append)
-    assert document.metadata == {"price": 3}
+    assert [each.text for each in Corpus([tmp_path], on_problem=problems.append)] == ["three"]
     assert [str(each) for each in problems] == [
-        "a.jsonl:1: valid_from is '1.5.2024'; expected a date, as 2024-05-01, or a date and a time, as"
-        " 2024-05-01T09:30+02:00; left out",
-        "a.jsonl:1: supersedes is ['a', None]; expected the id of a document, or a list of ids; left out",
+        "a.jsonl:1: not a JSON document (valid_from is '1.5.2024'; expected a date, as 2024-05-01, or a date and a"
+        " time, as 2024-05-01T09:30+02:00)",
+        "a.jsonl:2: not a JSON document (supersedes is ['a', None]; expected the id of a document, or a list of ids)",
     ]
     with pytest.raises(InvalidInput, match="document 'a': valid_from is 'soon'"):
         Corpus([Document("a", "text", metadata={"valid_from": "soon"})])
