@@ -21,8 +21,8 @@ from memlm.index.store.snapshot import Snapshot
 
 
 class Exclusion:
-    """Names of documents, each an id, a folder or a glob, and the time `as_of` which the others hold, a date or a date
-    and a time; None counts all. For one thread at a time.
+    """Names of documents, each an id, a folder or a glob, and the time at which the others have to hold: `as_of` is a
+    date, or a date and a time, and None stands for any. For one thread at a time.
 
     Names are looked up once in each segment. `unknown` are those that stood for no live document so far. Versions are
     of one store: its documents supersede none of another.

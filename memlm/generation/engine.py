@@ -218,8 +218,9 @@ class Engine:
         retriever = self.stores.shared_retriever(params)
         if retriever is None or not (params.exclude_documents or params.as_of):
             return retriever
-        excluding: Retriever = yield Offload(partial(retriever.excluding, params.exclude_documents, params.as_of))
-        return excluding
+        excluding = partial(retriever.excluding, params.exclude_documents, params.as_of)
+        without: Retriever = yield Offload(excluding, is_long=params.as_of is not None)
+        return without
 
     def _searched(self, *names: str | None) -> list[ModelStore]:
         """The datastores of some names, or all. Raises InvalidInput if none is loaded."""

@@ -192,7 +192,7 @@ class ModelStore:
         """
         while True:
             snapshot = self.snapshot
-            view: Snapshot = yield Offload(partial(Exclusion((), as_of).view_of, snapshot))
+            (view,) = yield from views_as_of(as_of, [snapshot])
             ids_K = yield from self._phrases.find(view, text, k, only)
             if self.snapshot is snapshot:  # no document was deleted meanwhile
                 zeros_K = np.zeros(len(ids_K), np.float32)
@@ -329,6 +329,17 @@ def _completed(make: Callable[[], Derived]) -> Steps[Derived]:
     while not derived.is_complete:
         yield Offload(derived.build, is_long=True)
     return derived
+
+
+def views_as_of(as_of: str | None, snapshots: Sequence[Snapshot]) -> Steps[Sequence[Snapshot]]:
+    """The snapshots without the documents that do not hold at a time. None counts all. The first time reads the tables
+    of documents.
+    """
+    if as_of is None:
+        return snapshots
+    exclusion = Exclusion((), as_of)
+    views: list[Snapshot] = yield Offload(lambda: [*map(exclusion.view_of, snapshots)], is_long=True)
+    return views
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

@@ -20,11 +20,10 @@ from memlm.api.tracing import MAX_SPANS, RankBy, Trace, TracedSpan, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.index.store.derived.suffixes import SegmentSuffixes
-from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.suffix_array import DEPTH
-from memlm.retrieval.store import SNIPPET_TOKENS, ModelStore
+from memlm.retrieval.store import SNIPPET_TOKENS, ModelStore, views_as_of
 
 MOST_COUNTED = 1000
 MOST_SHOWN = 128  # tokens of a passage, in the text around its place
@@ -60,14 +59,10 @@ def trace(stores: Sequence[ModelStore], request: TraceRequest, tokenizer: Tokeni
     text_T = yield Offload(partial(tokenizer.encode, request.text))
     while True:
         snapshots = [store.snapshot for store in stores]
-        views = yield Offload(partial(_views, snapshots, request.as_of))
+        views = yield from views_as_of(request.as_of, snapshots)
         found = yield from _trace(stores, views, request, tokenizer, text_T)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
-
-
-def _views(snapshots: Sequence[Snapshot], as_of: str | None) -> list[Snapshot]:
-    return [*map(Exclusion((), as_of).view_of, snapshots)]
 
 
 def _trace(

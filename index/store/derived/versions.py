@@ -63,8 +63,9 @@ class SegmentVersions:
 
     def keep(self, cores: set[object]) -> None:
         """Forgets all segments but some."""
-        for core in [core for core in self._targets_of if core not in cores]:
-            self._targets_of.pop(core, None)  # another thread may have been sooner
+        for core in list(self._targets_of):  # other threads may change it
+            if core not in cores:
+                self._targets_of.pop(core, None)
 
 
 class Versions:
