@@ -113,6 +113,7 @@ def test_a_datastore_supersedes_nothing_of_another(model_folder, tmp_path):
         assert [(each.store, each.document_id) for each in found] == [
             ("first", "doc-1"), ("first", "doc-2"), ("second", "doc-2"),
         ]  # fmt: skip
+        lm.generate("the memory", as_of="today", max_tokens=1)  # drafts from documents of datastores without keys
 
 
 def test_deletions_additions_and_compactions_count_with_the_next_request(folder, model_folder, tmp_path):

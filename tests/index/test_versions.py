@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from random_stores import spec
+from random_stores import DIM, spec
 
 from memlm.errors import InvalidInput
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived import versions
-from memlm.index.store.derived.versions import SegmentVersions, on_cycles
+from memlm.index.store.derived.versions import SegmentVersions, Versions, on_cycles
 from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.filters import as_of_day, ids_of, moment_of, problems_of
 from memlm.index.store.manifest import KnnDefaults
+from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
 
 DAY = "2024-03-01"
@@ -77,7 +78,7 @@ SEGMENTS = st.lists(st.dictionaries(st.sampled_from(IDS), METADATA, min_size=1),
 
 @given(SEGMENTS, st.sets(st.sampled_from(IDS)), st.sets(st.sampled_from(IDS)), st.sampled_from([*DAYS, "2022-01-01"]))
 @example([{"a.md": {}, "b.md": {"supersedes": ["a.md"]}}, {"a.md": {"supersedes": ["b.md"]}}], set(), set(), DAYS[0])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_those_hold_that_the_twin_says_hold(tmp_path_factory, segments, deleted, excluded, day):
     store = store_of(tmp_path_factory.mktemp("store") / "s", *(list(each.items()) for each in segments))
     whole = {id_: metadata for documents in segments for id_, metadata in documents.items()}  # later ones replace
@@ -203,4 +204,30 @@ def test_the_tables_are_read_once_for_all_snapshots_that_share_them(tmp_path, mo
     compact(store.path)
     store.refresh()
     assert (held(store), len(reads)) == ({"b"}, 3)
-    assert {*store.snapshot.segments[0].versions._targets_of} == {store.snapshot.segments[0].core}
+
+
+def test_rows_in_segments_that_are_gone_are_forgotten(tmp_path):
+    with store_of(tmp_path / "s", [("a", {"supersedes": "b"})], [("b", {})]) as store:
+        assert held(store) == {"a"}
+        first, second = store.snapshot.segments
+        assert {*first.versions._targets_of} == {first.core, second.core}
+        Versions([first])
+        assert {*first.versions._targets_of} == {first.core}
+
+
+def test_another_store_that_comes_to_the_path_has_versions_of_its_own(tmp_path):
+    one = store_of(tmp_path / "one", [("a", {}), ("b", {"supersedes": "a"})])
+    other = store_of(tmp_path / "other", [("a", {"supersedes": "b"}), ("b", {})])
+    assert held(one) == {"b"}
+    snapshot = Snapshot(other.path, other.manifest, one.snapshot.segments)
+    assert [each.id for each in Exclusion((), DAY).view_of(snapshot).documents()] == ["a"]
+
+
+def test_the_part_with_keys_has_versions_of_its_own(tmp_path):
+    store_of(tmp_path / "s", [("a", {})]).close()
+    with StoreWriter.extend(tmp_path / "s", spec(), keyed=True) as writer:
+        writer.begin_document("b", title="b", metadata=LATER)
+        writer.append(np.zeros((1, DIM), np.float32), np.array([7]))
+        snapshot = writer.commit(defaults=KnnDefaults(8, 0.25, 1.0, None)).snapshot
+    for part, expected in ((lambda: snapshot, ["a"]), (lambda: snapshot.keyed, [])):
+        assert [each.id for each in Exclusion((), DAY).view_of(part()).documents()] == expected

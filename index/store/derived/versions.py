@@ -1,7 +1,7 @@
 """Which documents hold at a time: those of which the others are earlier or later versions.
 
 A document holds at a moment if its `valid_from` is absent or not later, and no other document of which this is true
-supersedes it. Documents that supersede each other in a circle all hold: nothing says which is the newest.
+supersedes it. Documents that supersede each other in a circle, or themselves, all hold: nothing says which is newer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SegmentVersions:
         for document in documents.with_field(VALID_FROM, SUPERSEDES):
             if (begin := begin_of(document.metadata.get(VALID_FROM))) is not None:
                 begins[document.row] = begin
-            pairs += [(document.row, each) for each in ids_of(document.metadata) if each != document.id]
+            pairs += [(document.row, each) for each in ids_of(document.metadata)]
         return cls(
             np.fromiter(begins, np.int64),
             np.fromiter(begins.values(), np.int64),
