@@ -18,7 +18,7 @@ from memlm.api.datastores import DeleteReport, NewDocument, RememberReport, Reme
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, Neighbor
 from memlm.api.handles import Session, TokenStream
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
+from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests
 from memlm.api.passages import Passage
 from memlm.api.prompts import is_batch, token_ids_of
@@ -261,19 +261,17 @@ class LanguageModel:
         k: int = 8,
         nprobe: int | None = None,
         by: str = "state",
-        documents: str | Sequence[str] = (),
-        where: Mapping[str, str] | Sequence[str] = (),
+        **filters: Unpack[FilterOptions],
     ) -> tuple[Neighbor, ...]:
         """Finds places in a datastore, or in all that are loaded (`store=None`).
 
         By `state`, the k entries where the model was in the state in which it is at the end of `text`, nearest first;
         of a long text the last `context_length - 1` tokens count. By `words`, the first k places where the words of
         `text` follow each other, whatever their case, punctuation and line ends; the first such search of a datastore
-        indexes its words. `documents` are ids, folders or globs, and `where` metadata. Raises InvalidInput if no
-        datastore is loaded.
+        indexes its words. `filters` choose documents: `documents` are ids, folders or globs, `where` is metadata, and
+        `as_of` a time, at which they have to hold. Raises InvalidInput if no datastore is loaded.
         """
-        options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
-        return run_steps(self.engine.search(SearchRequest.of(text, store, **options)))
+        return run_steps(self.engine.search(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters)))
 
     def find_passages(
         self,
@@ -282,9 +280,8 @@ class LanguageModel:
         store: str | None = None,
         k: int = 8,
         by: str = "auto",
-        documents: str | Sequence[str] = (),
-        where: Mapping[str, str] | Sequence[str] = (),
         exclude_documents: str | Sequence[str] = (),
+        **filters: Unpack[FilterOptions],
     ) -> tuple[Passage, ...]:
         """Finds the k passages of a datastore, or of all that are loaded (`store=None`), that are likeliest to answer a
         question, the best first. Passages of nearly the same text count once, and the best names the others.
@@ -292,12 +289,12 @@ class LanguageModel:
         By `words`, they are ranked by BM25 (k1 1.2, b 0.75). By `meaning`, by the cosine of their vector and that of
         the question, by the `passage_encoder` of `load`. By `auto`, by the sum of both where there is an encoder, and
         else by words: passages whose vectors `memlm index vectors` or a server has not made yet count by their words.
-        The first search of a datastore indexes its passages. `documents` are ids, folders or globs, `where` is
-        metadata, and `exclude_documents` count as deleted. Raises InvalidInput if no datastore is loaded, and
-        Incompatible for a search by meaning without an encoder.
+        The first search of a datastore indexes its passages. `filters` are those of `search`, and `exclude_documents`
+        count as deleted. Raises InvalidInput if no datastore is loaded, and Incompatible for a search by meaning
+        without an encoder.
         """
         request = FindPassagesRequest.of(
-            question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
+            question, store=store, k=k, by=by, exclude_documents=exclude_documents, **filters
         )
         return run_steps(self.engine.find_passages(request))
 
@@ -321,7 +318,7 @@ class LanguageModel:
         conversation where the model has a chat template. The model answers alone behind them, unless an option says how
         neighbors are mixed in. With `mixture`, each stands in a prompt of its own, and their distributions are mixed
         token by token, without a datastore (REALM, arXiv 2002.08909). The options are those of `chat`.
-        `exclude_documents` holds for the passages too.
+        `exclude_documents` and `as_of` hold for the passages too.
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)

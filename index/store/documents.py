@@ -136,6 +136,25 @@ class DocumentTable:
             found = self._base.execute("select row from documents where id = ?", (document_id,)).fetchone()
         return None if found is None else int(found[0])
 
+    def rows_of(self, document_ids: Iterable[str]) -> dict[str, int]:
+        """The rows of those of some ids that it has."""
+        unread, rows = [each for each in dict.fromkeys(document_ids) if is_utf8(each)], dict[str, int]()
+        with self._readable():
+            for begin in range(0, len(unread), MOST_AT_ONCE):
+                batch = unread[begin : begin + MOST_AT_ONCE]
+                query = f"select id, row from documents where id in ({', '.join('?' * len(batch))})"
+                rows |= {id_: int(row) for id_, row in self._base.execute(query, batch)}
+        return rows
+
+    def with_field(self, *names: str) -> Iterator[DocumentRow]:
+        """The documents whose metadata have one of some fields, and maybe others with that name elsewhere in it. Reads
+        the whole table, and parses the metadata of these alone.
+        """
+        has_one = " or ".join(["instr(metadata, ?)"] * len(names))
+        with self._readable():
+            query = f"select * from documents where {has_one} order by row"
+            yield from map(_document, self._base.execute(query, [json.dumps(name) for name in names]))
+
     def rows_named(self, name: str) -> list[int]:
         """The rows of all documents that `is_named` accepts. Only a glob reads the whole table."""
         if not is_utf8(name):

@@ -1,4 +1,5 @@
-"""Documents that one request leaves out, as if they had been deleted.
+"""Documents that one request leaves out, as if they had been deleted: those that it names, and of the others those that
+do not hold at its time.
 
 An exclusion turns each snapshot into a view: the same files, with more documents deleted. A view reads as a store from
 which the documents were deleted.
@@ -14,19 +15,21 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from memlm.index.neighbors import Neighbors
-from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.filters import DocumentFilter, moment_of
 from memlm.index.store.segment import Segment, search_segments
 from memlm.index.store.snapshot import Snapshot
 
 
 class Exclusion:
-    """Names of documents, each an id, a folder or a glob. For one thread at a time.
+    """Names of documents, each an id, a folder or a glob, and the time at which the others have to hold: `as_of` is a
+    date, or a date and a time, and None stands for any. For one thread at a time.
 
-    Names are looked up once in each segment. `unknown` are those that stood for no live document so far.
+    Names are looked up once in each segment. `unknown` are those that stood for no live document so far. Versions are
+    of one store: its documents supersede none of another.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+    def __init__(self, names: Sequence[str], as_of: str | None = None) -> None:
+        self.names, self._moment = tuple(names), None if as_of is None else moment_of(as_of)
         self.unknown = list(dict.fromkeys(names))
         self._masks: dict[object, Bool[np.ndarray, " docs"]] = {}
         self._views: WeakKeyDictionary[Snapshot, Snapshot] = WeakKeyDictionary()
@@ -36,7 +39,12 @@ class Exclusion:
         if (view := self._views.get(snapshot)) is None:
             view = copy(snapshot)
             vars(view).pop("keyed", None)
-            view.segments = tuple(segment.without(self._mask_of(segment)) for segment in snapshot.segments)
+            masks = [self._mask_of(segment) for segment in snapshot.segments]
+            if self._moment is not None:
+                segments = zip(snapshot.segments, masks, strict=True)
+                live = [~(segment.deleted_mask | mask) for segment, mask in segments]
+                masks = [~holding for holding in snapshot.versions.holding(self._moment, live)]
+            view.segments = tuple(map(Segment.without, snapshot.segments, masks))
             self._views[snapshot] = view
             in_use = {segment.core for view in self._views.values() for segment in view.segments}
             self._masks = {core: mask for core, mask in self._masks.items() if core in in_use}

@@ -1,16 +1,31 @@
-"""Which documents of a store a search looks at: by their ids and their metadata."""
+"""Which documents of a store a search looks at: by their ids, their metadata, and the time at which they hold.
+
+Two fields of the metadata tell versions apart: `valid_from`, a time from which a document holds, and `supersedes`, the
+ids of the documents whose place it takes (`memlm.index.store.derived.versions`).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from memlm.errors import InvalidInput
 from memlm.index.store.document_names import is_named
 
 if TYPE_CHECKING:
     from memlm.index.store.documents import DocumentRow
+
+VALID_FROM, SUPERSEDES, TODAY = "valid_from", "supersedes", "today"
+A_TIME = "a date, as 2024-05-01, or a date and a time, as 2024-05-01T09:30+02:00"
+EXACT = 1 << 53  # whole numbers from here on lose digits as floats
+SHOWN_CHARACTERS = 80  # of a malformed value
+
+_DAY = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_EPOCH, _TICK = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +57,67 @@ def _has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
     found = metadata[name]
     items = found if isinstance(found, list) else [found]
     return any(value in (item, json.dumps(item)) for item in items)
+
+
+def as_of_day(text: object) -> str | None:
+    """Checks the time of a request: a date, a date and a time, or `today`, which becomes the date on this computer.
+    None stays None. Raises InvalidInput.
+    """
+    if text == TODAY:
+        return datetime.now().astimezone().date().isoformat()
+    if text is not None and begin_of(text) is None:
+        raise InvalidInput(f"as_of is {_shown(text)}; expected {A_TIME}, or {TODAY}", field="as_of")
+    return None if text is None else str(text)
+
+
+def moment_of(as_of: str) -> int:
+    """The last microsecond since 1970 of a day, or that of a date and a time."""
+    begin = begin_of(as_of)
+    assert begin is not None  # as_of_day checked it
+    return begin + (timedelta(days=1) // _TICK - 1) * bool(_DAY.fullmatch(as_of))
+
+
+def begin_of(value: object) -> int | None:
+    """The microseconds since 1970 at which a day begins, or those of a date and a time, which are of UTC where they
+    have no offset. None for any other value.
+    """
+    if not isinstance(value, str) or not _DAY.match(value):
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return ((moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH) // _TICK
+
+
+def ids_of(metadata: Mapping[str, Any]) -> list[str]:
+    """The ids of the documents that one with this metadata supersedes, each once."""
+    return list(dict.fromkeys(filter(None, map(id_of, _items(metadata.get(SUPERSEDES))))))
+
+
+def id_of(value: object) -> str | None:
+    """An id as it is given in metadata: a text, or a whole number. None for anything else."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:  # of a column that had a gap
+        return str(int(value))
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def problems_of(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with the fields that tell versions apart, by field. None and "" stand for no value."""
+    problems = dict[str, str]()
+    begin, ids = metadata.get(VALID_FROM), metadata.get(SUPERSEDES)
+    if begin not in (None, "") and begin_of(begin) is None:
+        problems[VALID_FROM] = f"{VALID_FROM} is {_shown(begin)}; expected {A_TIME}"
+    if None in map(id_of, _items(ids)):
+        problems[SUPERSEDES] = f"{SUPERSEDES} is {_shown(ids)}; expected the id of a document, or a list of ids"
+    return problems
+
+
+def _items(ids: object) -> Sequence[object]:
+    if isinstance(ids, list | tuple):
+        return ids
+    return () if ids in (None, "") else (ids,)
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:SHOWN_CHARACTERS]

@@ -17,6 +17,7 @@ from memlm.index.arrays import RowSubset
 from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.neighbors import Neighbors, RawSearch, deeper, merge_nearest, search_filtered
+from memlm.index.store.derived.versions import SegmentVersions
 from memlm.index.store.documents import DocumentRow, DocumentTable
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import RESTORE, ROW_BITS, FileRecord, SegmentRecord
@@ -56,6 +57,7 @@ class Segment:
         self.documents = DocumentTable(self._folder / DOCUMENTS)
         self._index: Ivf | None = None
         self._shared_flat: list[FlatIndex] = []
+        self._shared_versions: list[SegmentVersions] = []
         if INDEX in record.files:
             self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
         self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
@@ -71,6 +73,18 @@ class Segment:
         """Whether a record of the store at a path describes the open files, and not other files of these names."""
         inodes = _inodes_of(store / record.folder, record)
         return inodes is not None and (record, inodes) == (self.record, self._inodes)
+
+    def share_versions(self, other: Segment) -> None:
+        """Takes the versions that were or will be read from another segment, if that has the same documents."""
+        if other.core == self.core:
+            self._shared_versions = other._shared_versions
+
+    @property
+    def versions(self) -> SegmentVersions:
+        """What its documents say of versions: read once, for all that share the segment."""
+        if not self._shared_versions:
+            self._shared_versions.append(SegmentVersions.read(self.documents))  # another thread may have been sooner
+        return self._shared_versions[0]
 
     @property
     def is_small(self) -> bool:

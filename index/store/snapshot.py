@@ -18,6 +18,7 @@ from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, check_ra
 from memlm.index.factory import FLAT, NO_INDEX
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
+from memlm.index.store.derived.versions import Versions
 from memlm.index.store.documents import DocumentRow
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.journal import is_being_extended
@@ -74,9 +75,11 @@ class Snapshot:
         known_by_number = {segment.record.number: segment for segment in known}
         segments = list[Segment]()
         for record in manifest.segments:
-            segment = known_by_number.get(record.number)
+            before = segment = known_by_number.get(record.number)
             if segment is None or not segment.is_at(path, record):
                 segment = Segment(path, record, manifest.spec.dim)
+            if before is not None:
+                segment.share_versions(before)
             segments.append(segment)
         self.segments = tuple(segments)  # oldest first
 
@@ -89,8 +92,14 @@ class Snapshot:
     def keyed(self) -> Snapshot:
         """The part of it whose entries have keys, where neighbors are found. Words, passages and drafts are of all."""
         view = copy(self)  # one that held itself would keep its files until a garbage collection
+        vars(view).pop("versions", None)
         view.segments = tuple(segment for segment in self.segments if segment.record.is_keyed)
         return view
+
+    @cached_property
+    def versions(self) -> Versions:
+        """Which of its documents supersede which. A view with more documents deleted has the same."""
+        return Versions(self.segments)
 
     @property
     def newest(self) -> Segment:

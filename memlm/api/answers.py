@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from memlm.api.datastores import DOCUMENTS_OPTION, NAMES, WHERE_OPTION, as_filters, document_filter
+from memlm.api.datastores import AS_OF_OPTION, DOCUMENTS_OPTION, NAMES, WHERE_OPTION, as_filters, document_filter
 from memlm.api.generation import Completion
 from memlm.api.params import MAX_STORES, RetrievalParams, StreamRequest, stream_fields
 from memlm.api.passages import (
@@ -29,7 +29,7 @@ from memlm.base.options import option
 from memlm.base.passage_texts import PASSAGE_TOKENS
 from memlm.base.storable import problem_in
 from memlm.errors import InternalError, InvalidInput, check_choice, check_range
-from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.filters import DocumentFilter, as_of_day
 
 MAX_QUESTION_CHARACTERS = 1 << 16
 MAX_PASSAGE_CHARACTERS = 1 << 18  # of all passages of one answer
@@ -37,15 +37,15 @@ MAX_BUDGET = 1 << 20  # tokens of a prompt, at most
 
 # Of a mixture: the request's own fields, and those that have an effect there.
 _MIXED = {"sampling", "retrieval", "top_logprobs", "resume_s"}
-_MIXED_RETRIEVAL = {"store", "stores", "use_store", "exclude_documents"}
+_MIXED_RETRIEVAL = {"store", "stores", "use_store", "exclude_documents", "as_of"}
 
 
 @dataclass(frozen=True, slots=True)
 class FindPassagesRequest(Request[tuple[Passage, ...]]):
     """Finds the `k` passages of datastores that are likeliest to answer a question, the best first.
 
-    `store=None` searches all loaded datastores as if they were one. `documents` and `where` choose documents, as in a
-    `SearchRequest`. `exclude_documents` are left out as if they were deleted.
+    `store=None` searches all loaded datastores as if they were one. `documents`, `where` and `as_of` choose documents,
+    as in a `SearchRequest`. `exclude_documents` are left out as if they were deleted.
     """
 
     question: str = field(metadata=option("The question, or other text."))
@@ -69,10 +69,12 @@ class FindPassagesRequest(Request[tuple[Passage, ...]]):
             "--exclude-document", metavar="ID|FOLDER|GLOB", panel="Filters",
         ),
     )  # fmt: skip
+    as_of: str | None = field(default=None, metadata=AS_OF_OPTION)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
         RetrievalParams(store=self.store, k=self.k, exclude_documents=self.exclude_documents)
+        object.__setattr__(self, "as_of", as_of_day(self.as_of))
         check_choice("by", self.by, PassagesBy)
         object.__setattr__(self, "by", PassagesBy(self.by))
         _check_question(self.question)
@@ -98,13 +100,13 @@ class AnswerRequest(StreamRequest):
 
     `passages` are given, the best first, or else `num_passages` are found, `passages_by` auto, words or meaning, in
     `passage_stores`, by default in the datastores of `retrieval`, or in all. None are 1, or 4 for a model of a billion
-    parameters and for a mixture. `exclude_documents` holds for these passages too. Those that fit into `budget` tokens
-    stand in the prompt. The model reads them alone: the neighbors of tokens are mixed in only if `retrieval` says how
-    (`sets_mixture`).
+    parameters and for a mixture. `exclude_documents` and `as_of` hold for these passages too. Those that fit into
+    `budget` tokens stand in the prompt. The model reads them alone: the neighbors of tokens are mixed in only if
+    `retrieval` says how (`sets_mixture`).
 
     With `mixture`, each passage stands in a prompt of its own, and the distributions are mixed token by token, without
-    a datastore (REALM, arXiv 2002.08909). Of the other fields, only sampling, `top_logprobs`, `resume_s` and the names
-    of datastores and of excluded documents go with it.
+    a datastore (REALM, arXiv 2002.08909). Of the other fields, only sampling, `top_logprobs`, `resume_s`, the names of
+    datastores and of excluded documents, and `as_of` go with it.
     """
 
     question: str = field(metadata=option("The question."))
@@ -207,6 +209,7 @@ class AnswerRequest(StreamRequest):
             k=default if self.num_passages is None else self.num_passages,
             by=self.passages_by,
             exclude_documents=self.retrieval.exclude_documents,
+            as_of=self.retrieval.as_of,
         )
 
     @property

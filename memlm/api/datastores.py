@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 from memlm.api.generation import Neighbor
 from memlm.api.operations import OperationInfo
 from memlm.api.paging import check_page_size
-from memlm.api.params import RetrievalParams
+from memlm.api.params import RetrievalParams, as_of_option
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
 from memlm.base.options import option, parse_bytes
 from memlm.base.storable import check_document
 from memlm.errors import InvalidInput, check_choice, check_kind, check_range
 from memlm.index.factory import check_factory
-from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.filters import DocumentFilter, as_of_day, problems_of
 
 MAX_DOCUMENT_IDS = 10_000
 MAX_PATHS = 1000
@@ -119,6 +119,7 @@ DOCUMENTS_OPTION = option(
 WHERE_OPTION = option(
     "Only documents with this metadata. Repeatable: all must hold.", metavar="FIELD=VALUE", panel="Filters"
 )
+AS_OF_OPTION = as_of_option("Filters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class SearchRequest(Request[tuple[Neighbor, ...]]):
     text, nearest first; by `words`, the first `k` where the words of a text follow each other.
 
     `store=None` searches all loaded datastores. `documents` are ids, folders of ids, or globs, of which one must match;
-    `where` are FIELD=VALUE of the metadata, which must all hold.
+    `where` are FIELD=VALUE of the metadata, which must all hold. `as_of` is a time, as in `RetrievalParams`.
     """
 
     text: str = field(metadata=option("The text to search for: by state its end, by words all of it."))
@@ -144,15 +145,22 @@ class SearchRequest(Request[tuple[Neighbor, ...]]):
     )
     documents: tuple[str, ...] = field(default=(), metadata=DOCUMENTS_OPTION)
     where: tuple[str, ...] = field(default=(), metadata=WHERE_OPTION)
+    as_of: str | None = field(default=None, metadata=AS_OF_OPTION)
 
     def __post_init__(self) -> None:
         check_kind("text", self.text, str, "a text")
-        RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe)
+        object.__setattr__(self, "as_of", as_of_day(self.as_of))
+        self.retrieval  # noqa: B018 - raises for a wrong field
         check_choice("by", self.by, SearchBy)
         object.__setattr__(self, "by", SearchBy(self.by))
         if self.nprobe is not None and self.by is SearchBy.WORDS:
             raise InvalidInput("nprobe is of a search by state; leave it out, or search by state", field="nprobe")
         self.only  # noqa: B018 - raises for a wrong one
+
+    @property
+    def retrieval(self) -> RetrievalParams:
+        """How it searches by state."""
+        return RetrievalParams(store=self.store, k=self.k, nprobe=self.nprobe, as_of=self.as_of)
 
     @property
     def only(self) -> DocumentFilter:
@@ -324,6 +332,8 @@ class NewDocument:
         if not isinstance(text, str) or not (self.continues or text.strip()) or "\0" in text:
             raise InvalidInput(f"document {self.id!r} has no text, or a NUL in it", field="documents.text")
         check_document(self.id, self.title, self.metadata)
+        for name, problem in problems_of(self.metadata).items():
+            raise InvalidInput(f"document {self.id!r}: {problem}", field=f"documents.metadata.{name}")
 
 
 @dataclass(frozen=True, slots=True)

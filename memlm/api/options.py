@@ -1,4 +1,4 @@
-"""The keyword options of `generate`, `chat`, `score` and `trace`, typed, so that editors complete and check them.
+"""The keyword options of `generate`, `chat`, `score`, `search` and `trace`, typed: editors complete and check them.
 
 They are the fields of SamplingParams, RetrievalParams, StreamRequest and TraceRequest, in process and over gRPC alike.
 """
@@ -39,17 +39,24 @@ class RetrievalOptions(TypedDict, total=False):
     loop_guard: bool | None
     exclude_documents: str | Sequence[str] | None
     context_cache: int | None
+    as_of: str | None
 
 
-class TraceOptions(TypedDict, total=False):
-    """The fields of `TraceRequest`; `documents` may be one string, and `where` values by field."""
+class FilterOptions(TypedDict, total=False):
+    """The documents to look at; `documents` may be one string, and `where` values by field."""
+
+    documents: str | Sequence[str]
+    where: Mapping[str, str] | Sequence[str]
+    as_of: str | None
+
+
+class TraceOptions(FilterOptions, total=False):
+    """The fields of `TraceRequest`."""
 
     min_tokens: int
     spans_per_token: float
     max_documents: int
     rank_by: str
-    documents: str | Sequence[str]
-    where: Mapping[str, str] | Sequence[str]
 
 
 class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):

@@ -14,8 +14,9 @@ from typing import Any, cast
 from memlm.api.prompts import approximate_tokens, check_num_ids, check_text, split_prompt
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
-from memlm.base.options import RESEARCH, option
+from memlm.base.options import RESEARCH, Option, option
 from memlm.errors import InvalidInput, check_range
+from memlm.index.store.filters import TODAY, as_of_day
 
 MAX_NEIGHBORS = 4096
 MAX_RESUME_S = 300.0
@@ -37,6 +38,14 @@ MAX_DRAFTS = 64  # tokens in one step
 MAX_CONTEXT_CACHE = 1 << 24  # positions of one text
 
 SAMPLING, RETRIEVAL, DRAFTS, OUTPUT, CONNECTION = "Sampling", "Retrieval", "Drafts", "Output", "Connection"
+
+
+def as_of_option(panel: str) -> dict[str, Option]:
+    """The option of a field `as_of`."""
+    return option(
+        "Only documents that held then, by valid_from and supersedes of their metadata.", metavar=f"DATE|{TODAY}",
+        default="all documents", panel=panel,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,9 @@ class RetrievalParams:
     `use_store=False` uses the model alone. `spalm` mixes the neighbors by the model's trained gate (arXiv 2102.02557)
     instead of `lam`, or along with `lam` if that is given. `loop_guard` keeps memory from repeating a run of the last
     tokens: None is on in generation. Scoring has none. `exclude_documents` are ids, folders of ids, or globs: the
-    answer is that of datastores from which these documents were deleted. `context_cache` is how many of the last
+    answer is that of datastores from which these documents were deleted. `as_of` is a date, a date and a time, or
+    `today`: the answer is that of datastores of the documents that held then, by `valid_from` and `supersedes` of their
+    metadata. None counts all documents. `context_cache` is how many of the last
     positions of the text itself are searched too. None is all of them, where `memlm tune-context` found that this helps
     the model. 0 is none.
     """
@@ -187,6 +198,7 @@ class RetrievalParams:
             "Positions of the text's own past to search. 0 searches none.", default="as tuned", panel=RESEARCH
         ),
     )
+    as_of: str | None = field(default=None, metadata=as_of_option(RETRIEVAL))
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
@@ -196,6 +208,7 @@ class RetrievalParams:
         check_range("nprobe", self.nprobe, least=1, whole=True)
         check_range("context_cache", self.context_cache, least=0, most=MAX_CONTEXT_CACHE, whole=True)
         _as_floats(self, "lam", "knn_temperature")
+        object.__setattr__(self, "as_of", as_of_day(self.as_of))
         is_name = self.store is None or isinstance(self.store, str)
         _require(is_name, "store", self.store, "one name; give several as stores")
         names = [store.name for store in self.stores]

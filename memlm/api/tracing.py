@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from memlm.api.datastores import DOCUMENTS_OPTION, WHERE_OPTION, as_filters, document_filter
+from memlm.api.datastores import AS_OF_OPTION, DOCUMENTS_OPTION, WHERE_OPTION, as_filters, document_filter
 from memlm.api.generation import Neighbor
 from memlm.api.request import Request
 from memlm.base.options import option
 from memlm.errors import InvalidInput, check_choice, check_kind, check_range
-from memlm.index.store.filters import DocumentFilter
+from memlm.index.store.filters import DocumentFilter, as_of_day
 
 MAX_SPAN_DOCUMENTS, MAX_MIN_TOKENS = 20, 10_000
 MAX_SPANS = 200  # of one answer
@@ -62,7 +62,8 @@ class TraceRequest(Request[Trace]):
     `store=None` looks into all loaded datastores. A span has at least `min_tokens` tokens, and none lies in another
     one. At most `spans_per_token` for each token of the text are kept, but one at least and 200 at most, ranked by
     `rank_by`, each with at most `max_documents` documents. `documents` are ids, folders of ids, or globs, of which one
-    must match, and `where` are FIELD=VALUE of the metadata, which must all hold.
+    must match, and `where` are FIELD=VALUE of the metadata, which must all hold. `as_of` is a time, as in
+    `RetrievalParams`.
     """
 
     text: str
@@ -80,6 +81,7 @@ class TraceRequest(Request[Trace]):
     )
     documents: tuple[str, ...] = field(default=(), metadata=DOCUMENTS_OPTION)
     where: tuple[str, ...] = field(default=(), metadata=WHERE_OPTION)
+    as_of: str | None = field(default=None, metadata=AS_OF_OPTION)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
@@ -89,6 +91,7 @@ class TraceRequest(Request[Trace]):
         check_range("max_documents", self.max_documents, least=1, most=MAX_SPAN_DOCUMENTS, whole=True)
         check_choice("rank_by", self.rank_by, RankBy)
         object.__setattr__(self, "rank_by", RankBy(self.rank_by))
+        object.__setattr__(self, "as_of", as_of_day(self.as_of))
         self.only  # noqa: B018 - raises for a wrong one
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Unpack, cast, overload
 
@@ -22,7 +22,7 @@ from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import RememberReport, SearchRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
+from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
 from memlm.api.params import GenerateRequest, batch_requests
 from memlm.api.passages import Passage
@@ -205,13 +205,11 @@ class AsyncClient:
         k: int = 8,
         nprobe: int | None = None,
         by: str = "state",
-        documents: str | Sequence[str] = (),
-        where: Mapping[str, str] | Sequence[str] = (),
         timeout_s: float | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> tuple[Neighbor, ...]:
         """Finds places in a datastore (None: in all loaded ones), as `LanguageModel.search`."""
-        options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
-        return await self._transport.ask(SearchRequest.of(text, store, **options), timeout_s)
+        return await self._transport.ask(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters), timeout_s)
 
     async def find_passages(
         self,
@@ -220,14 +218,13 @@ class AsyncClient:
         store: str | None = None,
         k: int = 8,
         by: str = "auto",
-        documents: str | Sequence[str] = (),
-        where: Mapping[str, str] | Sequence[str] = (),
         exclude_documents: str | Sequence[str] = (),
         timeout_s: float | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> tuple[Passage, ...]:
         """Finds the passages that are likeliest to answer a question, as `LanguageModel.find_passages`."""
         request = FindPassagesRequest.of(
-            question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
+            question, store=store, k=k, by=by, exclude_documents=exclude_documents, **filters
         )
         return await self._transport.ask(request, timeout_s)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Unpack, cast, overload
 
@@ -23,7 +23,7 @@ from memlm.api.datastores import RememberReport, SearchRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
-from memlm.api.options import ChatOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
+from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
 from memlm.api.params import GenerateRequest, batch_requests
 from memlm.api.passages import Passage
@@ -206,13 +206,11 @@ class Client:
         k: int = 8,
         nprobe: int | None = None,
         by: str = "state",
-        documents: str | Sequence[str] = (),
-        where: Mapping[str, str] | Sequence[str] = (),
         timeout_s: float | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> tuple[Neighbor, ...]:
         """Finds places in a datastore (None: in all loaded ones), as `LanguageModel.search`."""
-        options = {"k": k, "nprobe": nprobe, "by": by, "documents": documents, "where": where}
-        return self._transport.ask(SearchRequest.of(text, store, **options), timeout_s)
+        return self._transport.ask(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters), timeout_s)
 
     def find_passages(
         self,
@@ -221,14 +219,13 @@ class Client:
         store: str | None = None,
         k: int = 8,
         by: str = "auto",
-        documents: str | Sequence[str] = (),
-        where: Mapping[str, str] | Sequence[str] = (),
         exclude_documents: str | Sequence[str] = (),
         timeout_s: float | None = None,
+        **filters: Unpack[FilterOptions],
     ) -> tuple[Passage, ...]:
         """Finds the passages that are likeliest to answer a question, as `LanguageModel.find_passages`."""
         request = FindPassagesRequest.of(
-            question, store=store, k=k, by=by, documents=documents, where=where, exclude_documents=exclude_documents
+            question, store=store, k=k, by=by, exclude_documents=exclude_documents, **filters
         )
         return self._transport.ask(request, timeout_s)
 

@@ -1,7 +1,8 @@
 """A JSON object, or the row of a table -> the fields of a document. Files, tables and uploads follow these rules.
 
 `text` is required. An `id` is a text or a whole number, and without one, or with null or "", the document goes by its
-place. A `title` is a text, and any other value of it is metadata, as all further fields are.
+place. A `title` is a text, and any other value of it is metadata, as all further fields are. Of these, `valid_from` is
+a time and `supersedes` one or several ids: a document that seems to hold when it does not is worse than none.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import json
 from typing import Any, NamedTuple
 
 from memlm.base.storable import problem_in
-
-EXACT = 1 << 53  # whole numbers from here on lose digits as floats
+from memlm.index.store.filters import id_of, problems_of
 
 
 class Record(NamedTuple):
@@ -36,7 +36,7 @@ def read_record(value: Any, place: str) -> Record:
     if "\0" in text:
         raise ValueError('"text" has a NUL')
     id_ = _id_of(given_id, place)
-    if problem := problem_in(value):
+    if problem := problem_in(value) or next(iter(problems_of(fields).values()), ""):
         raise ValueError(problem)
     if title is None or isinstance(title, str):
         fields.pop("title", None)
@@ -54,10 +54,8 @@ def without_infinite(value: Any) -> tuple[Any, list[str]]:
 def _id_of(given: Any, place: str) -> str:
     if given is None or given == "":
         return place
-    if isinstance(given, float) and given.is_integer() and abs(given) < EXACT:  # of a column that had a gap
-        return str(int(given))
-    if isinstance(given, str | int) and not isinstance(given, bool):
-        return str(given)
+    if (id_ := id_of(given)) is not None:
+        return id_
     raise ValueError(f'"id" is {json.dumps(given)[:80]}; expected a text or a whole number')
 
 

@@ -172,10 +172,10 @@ class Engine:
         stores = self._searched(request.store)
         if not any(store.snapshot.is_keyed for store in stores):
             stores[0].snapshot.check_searchable(stores[0].name)
-        retriever = self.stores.retriever(RetrievalParams(store=request.store, k=request.k, nprobe=request.nprobe))
+        retriever = yield from self._retriever(request.retrieval)
         assert retriever is not None  # there is a datastore with keys
         key_1D = yield from key_after(self.checkpoint, request.text, retriever.window_size.window)
-        if not request.only:
+        if not request.only and request.as_of is None:
             return retriever.describe(retriever.search(key_1D), request.k)
         while True:  # the table of documents is read outside the loop
             snapshots = [store.snapshot for store in retriever.stores]
@@ -216,10 +216,11 @@ class Engine:
     def _retriever(self, params: RetrievalParams) -> Steps[Retriever | None]:
         """Returns the retriever of a request. Excluded documents are looked up outside the loop."""
         retriever = self.stores.shared_retriever(params)
-        if retriever is None or not params.exclude_documents:
+        if retriever is None or not (params.exclude_documents or params.as_of):
             return retriever
-        excluding: Retriever = yield Offload(partial(retriever.excluding, params.exclude_documents))
-        return excluding
+        excluding = partial(retriever.excluding, params.exclude_documents, params.as_of)
+        without: Retriever = yield Offload(excluding, is_long=params.as_of is not None)
+        return without
 
     def _searched(self, *names: str | None) -> list[ModelStore]:
         """The datastores of some names, or all. Raises InvalidInput if none is loaded."""
@@ -232,7 +233,7 @@ class Engine:
         stores = self._searched(request.store)
         found: list[Neighbor] = []
         for store in stores:
-            found += yield from store.find_phrase(request.text, request.k - len(found), request.only)
+            found += yield from store.find_phrase(request.text, request.k - len(found), request.only, request.as_of)
             if len(found) == request.k:
                 break
         return tuple(found)

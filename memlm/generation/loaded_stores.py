@@ -289,7 +289,7 @@ class LoadedStores:
         retriever = self.shared_retriever(params)
         if retriever is None or not retriever.stores:
             return None
-        return retriever.excluding(params.exclude_documents)
+        return retriever.excluding(params.exclude_documents, params.as_of)
 
     def shared_retriever(self, params: RetrievalParams) -> Retriever | None:
         """Returns the retriever of a request that excludes no documents yet, or None if it uses no datastore or none is
@@ -304,7 +304,7 @@ class LoadedStores:
             return None
         retriever = Retriever.of(self.model_stores(names), params)
         if not retriever.stores:
-            check_unused(replace(params, exclude_documents=()))
+            check_unused(replace(params, exclude_documents=(), as_of=None))
         return self._retrievers.setdefault(retriever.settings, retriever)
 
     def close(self) -> None:
@@ -393,7 +393,7 @@ class LoadedStores:
 
 def check_unused(params: RetrievalParams) -> None:
     """Raises InvalidInput for an option of retrieval that has no effect without a datastore."""
-    for name in ("k", "lam", "knn_temperature", "nprobe", "spalm", "exclude_documents"):
+    for name in ("k", "lam", "knn_temperature", "nprobe", "spalm", "exclude_documents", "as_of"):
         if getattr(params, name) not in (None, False, ()):
             raise InvalidInput(
                 f"{name} is set, but no datastore is searched; give one with keys, or leave it out", field=name

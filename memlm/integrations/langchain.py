@@ -36,6 +36,7 @@ class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not
     by: str = "auto"
     documents: str | Sequence[str] = ()
     where: Mapping[str, str] | Sequence[str] = ()
+    as_of: str | None = None
     _in_use: Lock = PrivateAttr(default_factory=Lock)
 
     def __init__(self, source: LanguageModel | Client | AsyncClient, **options: Any) -> None:
@@ -65,7 +66,7 @@ class MemlmRetriever(BaseRetriever):  # type: ignore[misc]  # the library is not
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("store", "k", "by", "documents", "where")}
+        return {name: getattr(self, name) for name in ("store", "k", "by", "documents", "where", "as_of")}
 
 
 def document_of(passage: Passage) -> Document:

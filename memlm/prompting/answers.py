@@ -119,7 +119,9 @@ def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tu
     yield from check_conversation(checkpoint, request, num_read)
     number = request.num_passages or default_num_passages(checkpoint.decoder.num_parameters)
     question = request.question.strip()[-MAX_QUESTION_CHARACTERS:]
-    search = FindPassagesRequest(question, k=number, exclude_documents=retrieval.exclude_documents)
+    search = FindPassagesRequest(
+        question, k=number, exclude_documents=retrieval.exclude_documents, as_of=retrieval.as_of
+    )
     passages = yield from engine.find_passages(search, retrieval.names)
     if not retrieval.sets_mixture:
         request = replace(request, retrieval=_alone(retrieval))
@@ -235,8 +237,8 @@ def _plan(checkpoint: Checkpoint, request: AnswerRequest, passages: Sequence[Pas
 
 
 def _alone(retrieval: RetrievalParams) -> RetrievalParams:
-    """The same without neighbors. The documents that are left out hold for the passages alone then."""
-    return replace(retrieval, use_store=False, exclude_documents=())
+    """The same without neighbors. The documents that are left out are left out of the passages alone then."""
+    return replace(retrieval, use_store=False, exclude_documents=(), as_of=None)
 
 
 def _request_for(request: AnswerRequest, text: str, *, is_chat: bool) -> StreamRequest:

@@ -82,7 +82,7 @@ def find_passages(
         question_D = vectors_1D[0]
     while True:
         snapshots = [store.snapshot for store in stores]
-        views: list[Snapshot] = yield Offload(partial(_views, stores, request.exclude_documents))
+        views: list[Snapshot] = yield Offload(partial(_views, stores, request), is_long=request.as_of is not None)
         parts = list[_Part]()
         for store, view in zip(stores, views, strict=True):
             for segment in view.segments:
@@ -98,9 +98,11 @@ def find_passages(
             return found
 
 
-def _views(stores: Sequence[ModelStore], excluded: Sequence[str]) -> list[Snapshot]:
+def _views(stores: Sequence[ModelStore], request: FindPassagesRequest) -> list[Snapshot]:
     snapshots = [store.snapshot for store in stores]
-    return [*map(exclusion_of(excluded, stores).view_of, snapshots)] if excluded else snapshots
+    if not request.exclude_documents and request.as_of is None:
+        return snapshots
+    return [*map(exclusion_of(request.exclude_documents, stores, request.as_of).view_of, snapshots)]
 
 
 def _found(

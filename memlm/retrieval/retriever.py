@@ -87,14 +87,15 @@ class Retriever:
             draft_stores=draft_stores,
         )
 
-    def excluding(self, names: Sequence[str]) -> Retriever:
-        """The retriever without some documents: ids, folders of ids, or globs. May run in another thread.
+    def excluding(self, names: Sequence[str], as_of: str | None = None) -> Retriever:
+        """The retriever without some documents: ids, folders of ids, or globs, and without those that do not hold at
+        the time `as_of`. May run in another thread.
 
         Raises NotFound for a name that stands for no document of any of its stores.
         """
-        if not names:
+        if not names and as_of is None:
             return self
-        exclusion = exclusion_of(names, self.all_stores)
+        exclusion = exclusion_of(names, self.all_stores, as_of)
         return replace(self, exclusion=exclusion, unrestricted=self.shared)
 
     @property
@@ -316,9 +317,11 @@ def _adaptive_of(stores: Sequence[ModelStore], params: RetrievalParams) -> Adapt
     return AdaptiveLam.of(adaptive) if adaptive is not None and is_as_tuned and len(stores) == 1 else None
 
 
-def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore]) -> Exclusion:
-    """Makes the exclusion of documents. Raises NotFound for a name that stands for no document of any store."""
-    exclusion = Exclusion(names)
+def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore], as_of: str | None = None) -> Exclusion:
+    """Makes the exclusion of documents, and of those that do not hold at a time. Raises NotFound for a name that stands
+    for no document of any store.
+    """
+    exclusion = Exclusion(names, as_of)
     for store in stores:
         exclusion.view_of(store.snapshot)
     if exclusion.unknown:

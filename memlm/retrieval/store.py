@@ -26,7 +26,7 @@ from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passage_vectors import PASSAGES_AT_ONCE, PassageEncoder, SegmentVectors
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.suffixes import SegmentSuffixes
-from memlm.index.store.exclusion import search_views
+from memlm.index.store.exclusion import Exclusion, search_views
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import Manifest
 from memlm.index.store.segment import Segment
@@ -184,13 +184,16 @@ class ModelStore:
             num_keyed_documents=snapshot.keyed.num_documents,
         )
 
-    def find_phrase(self, text: str, k: int, only: DocumentFilter) -> Steps[tuple[Neighbor, ...]]:
+    def find_phrase(
+        self, text: str, k: int, only: DocumentFilter, as_of: str | None = None
+    ) -> Steps[tuple[Neighbor, ...]]:
         """Describes the first k places in the order of the documents where the words of a text follow each other, with
-        distance and weight 0.
+        distance and weight 0. With `as_of`, in documents that held then.
         """
         while True:
             snapshot = self.snapshot
-            ids_K = yield from self._phrases.find(snapshot, text, k, only)
+            (view,) = yield from views_as_of(as_of, [snapshot])
+            ids_K = yield from self._phrases.find(view, text, k, only)
             if self.snapshot is snapshot:  # no document was deleted meanwhile
                 zeros_K = np.zeros(len(ids_K), np.float32)
                 return self.describe(ids_K, zeros_K, zeros_K - np.inf, snapshot.values(ids_K))
@@ -326,6 +329,17 @@ def _completed(make: Callable[[], Derived]) -> Steps[Derived]:
     while not derived.is_complete:
         yield Offload(derived.build, is_long=True)
     return derived
+
+
+def views_as_of(as_of: str | None, snapshots: Sequence[Snapshot]) -> Steps[Sequence[Snapshot]]:
+    """The snapshots without the documents that do not hold at a time. None counts all. The first time reads the tables
+    of documents.
+    """
+    if as_of is None:
+        return snapshots
+    exclusion = Exclusion((), as_of)
+    views: list[Snapshot] = yield Offload(lambda: [*map(exclusion.view_of, snapshots)], is_long=True)
+    return views
 
 
 def check_fingerprints(manifest: Manifest, *, path: Path, checkpoint: Checkpoint) -> None:

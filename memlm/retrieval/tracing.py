@@ -23,7 +23,7 @@ from memlm.index.store.derived.suffixes import SegmentSuffixes
 from memlm.index.store.segment import Segment
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.suffix_array import DEPTH
-from memlm.retrieval.store import SNIPPET_TOKENS, ModelStore
+from memlm.retrieval.store import SNIPPET_TOKENS, ModelStore, views_as_of
 
 MOST_COUNTED = 1000
 MOST_SHOWN = 128  # tokens of a passage, in the text around its place
@@ -59,21 +59,22 @@ def trace(stores: Sequence[ModelStore], request: TraceRequest, tokenizer: Tokeni
     text_T = yield Offload(partial(tokenizer.encode, request.text))
     while True:
         snapshots = [store.snapshot for store in stores]
-        found = yield from _trace(stores, snapshots, request, tokenizer, text_T)
+        views = yield from views_as_of(request.as_of, snapshots)
+        found = yield from _trace(stores, views, request, tokenizer, text_T)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
 
 
 def _trace(
     stores: Sequence[ModelStore],
-    snapshots: Sequence[Snapshot],
+    views: Sequence[Snapshot],
     request: TraceRequest,
     tokenizer: Tokenizer,
     text_T: Int64[np.ndarray, " T"],
 ) -> Steps[Trace]:
     sources = list[_Source]()
-    for store, snapshot in zip(stores, snapshots, strict=True):
-        for segment in snapshot.segments:
+    for store, view in zip(stores, views, strict=True):
+        for segment in view.segments:
             suffixes = yield from store.whole_suffixes_of(segment)
             wanted = yield Offload(partial(_wanted, segment, request))
             if wanted.any():

@@ -99,6 +99,10 @@ TEXT_OR_PARTS: Schema = {
     "description": "A text, or parts of the type text.",
 }
 
+_AS_OF = _text(
+    "Only documents that held then, by valid_from and supersedes of their metadata: a date, a date and a time, or"
+    " today. Left out: all."
+)
 MEMORY = _object(
     {
         "stores": {
@@ -121,6 +125,7 @@ MEMORY = _object(
             "maxItems": MAX_EXCLUDED,
             "description": "Answer as if these documents were deleted: ids, folders of ids, or globs.",
         },
+        "as_of": _AS_OF,
         "context_cache": _whole(
             "The last positions of the text itself to search too. 0: none. Left out: as tuned.", 0, MAX_CONTEXT_CACHE
         ),
@@ -285,6 +290,7 @@ _FILTERS: dict[str, Schema] = {
         "maxProperties": MAX_FILTERS,
         "description": "Only documents with this metadata.",
     },
+    "as_of": _AS_OF,
 }
 SEARCH = _object(
     {

@@ -253,6 +253,8 @@ def test_a_terminal_is_no_corpus(monkeypatch):
         ("value.jsonl", b'{"text": "x", "a": ["\\ud800"]}\n', "value.jsonl:1"),
         ("key.jsonl", b'{"text": "x", "a": {"\\ud800": 1}}\n', "key.jsonl:1"),
         ("deep.jsonl", b'{"text": "x", "a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "deep.jsonl:1"),
+        ("time.jsonl", b'{"text": "x", "valid_from": "1.5.2024"}\n', "time.jsonl:1"),
+        ("ids.jsonl", b'{"text": "x", "supersedes": [{"id": "a"}]}\n', "ids.jsonl:1"),
         ("cut.txt.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "cut.txt.gz"),
     ],
 )
@@ -285,6 +287,31 @@ def test_problems_of_hostile_names_are_one_line_without_control_characters(tmp_p
     with pytest.raises(InvalidInput):
         list(Corpus([tmp_path], on_problem=problems.append))
     assert str(problems[0]) == "a\\n\\x1b]0;title\\x07.txt: empty"
+
+
+def test_a_document_that_might_hold_at_other_times_is_left_out_and_told(tmp_path):
+    rows = [{"text": "one", "valid_from": "1.5.2024"}, {"text": "two", "supersedes": ["a", None]}, {"text": "three"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    problems: list[Problem] = []
+    assert [each.text for each in Corpus([tmp_path], on_problem=problems.append)] == ["three"]
+    assert [str(each) for each in problems] == [
+        "a.jsonl:1: not a JSON document (valid_from is '1.5.2024'; expected a date, as 2024-05-01, or a date and a"
+        " time, as 2024-05-01T09:30+02:00)",
+        "a.jsonl:2: not a JSON document (supersedes is ['a', None]; expected the id of a document, or a list of ids)",
+    ]
+    with pytest.raises(InvalidInput, match="document 'a': valid_from is 'soon'"):
+        Corpus([Document("a", "text", metadata={"valid_from": "soon"})])
+
+
+def test_dates_and_lists_of_a_parquet_table_tell_versions(tmp_path):
+    day = datetime.datetime(2024, 5, 1, 9, 30, tzinfo=datetime.UTC)
+    rows = [{"text": "one", "valid_from": day.date(), "supersedes": ["a", "b"]}, {"text": "two", "valid_from": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"text": ["three"], "valid_from": [day]}), tmp_path / "b.parquet")
+    documents = list(Corpus([tmp_path], on_error="fail"))
+    assert [each.metadata for each in documents] == [
+        {"valid_from": "2024-05-01", "supersedes": ["a", "b"]}, {}, {"valid_from": "2024-05-01 09:30:00+00:00"},
+    ]  # fmt: skip
 
 
 def test_nan_in_a_parquet_column_is_a_missing_value(tmp_path):

@@ -35,6 +35,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 prompts = text.filter(lambda drawn: "\0" not in drawn)
 int32 = st.integers(0, 2**31 - 1)
 number = st.floats(allow_nan=False)
+time = st.sampled_from(["2024-05-01", "2024-05-01T09:30+02:00", "today"])
 
 
 def maybe(values: st.SearchStrategy) -> st.SearchStrategy:
@@ -63,6 +64,7 @@ retrieval = st.builds(
     lam=maybe(st.floats(0, 1)),
     knn_temperature=maybe(st.floats(1e-6, 1e6)),
     nprobe=maybe(st.integers(1, 2**31 - 1)),
+    as_of=maybe(time),
 )
 token_ids = st.lists(int32, min_size=2, max_size=5).map(tuple)
 generate = st.builds(
@@ -146,6 +148,7 @@ requests = st.one_of(
         documents=st.lists(text, max_size=2).map(tuple),
         where=st.sampled_from([(), ("license=mit",)]),
         exclude_documents=st.lists(text.filter(bool), max_size=2).map(tuple),
+        as_of=maybe(time),
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(
@@ -170,6 +173,7 @@ requests = st.one_of(
         maybe(text),
         st.integers(1, params.MAX_NEIGHBORS),
         maybe(st.integers(1, 2**31 - 1)),
+        as_of=maybe(time),
     ),
     st.builds(
         tracing.TraceRequest,
@@ -181,6 +185,7 @@ requests = st.one_of(
         st.sampled_from(tracing.RankBy),
         st.lists(text, max_size=2).map(tuple),
         st.sampled_from([(), ("license=mit",)]),
+        maybe(time),
     ),
     st.builds(generation.ResumeGenerationRequest, text, int32),
     st.builds(generation.CancelGenerationRequest, text),

@@ -115,7 +115,7 @@ def search(
     with client_of(target, timeout) as client:
         found = client.search(
             request.store, request.text, k=request.k, nprobe=request.nprobe, by=request.by,
-            documents=request.documents, where=request.where,
+            documents=request.documents, where=request.where, as_of=request.as_of,
         )  # fmt: skip
     print_neighbors(found, request, json=json)
 

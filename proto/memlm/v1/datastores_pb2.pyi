@@ -94,7 +94,7 @@ class Datastore(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., manifest: _Optional[int] = ..., num_entries: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_deleted_documents: _Optional[int] = ..., dim: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., tuned_on: _Optional[str] = ..., store_id: _Optional[str] = ..., problem: _Optional[str] = ..., recall: _Optional[float] = ..., nats_change: _Optional[float] = ..., lam_adapts: bool = ..., num_keyed_entries: _Optional[int] = ..., num_keyed_documents: _Optional[int] = ...) -> None: ...
 
 class SearchRequest(_message.Message):
-    __slots__ = ("text", "store", "k", "nprobe", "by", "documents", "where")
+    __slots__ = ("text", "store", "k", "nprobe", "by", "documents", "where", "as_of")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class SearchRequest(_message.Message):
     BY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
     text: str
     store: str
     k: int
@@ -109,7 +110,8 @@ class SearchRequest(_message.Message):
     by: SearchBy
     documents: _containers.RepeatedScalarFieldContainer[str]
     where: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., nprobe: _Optional[int] = ..., by: _Optional[_Union[SearchBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ...) -> None: ...
+    as_of: str
+    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., nprobe: _Optional[int] = ..., by: _Optional[_Union[SearchBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ..., as_of: _Optional[str] = ...) -> None: ...
 
 class SearchResponse(_message.Message):
     __slots__ = ("neighbors",)
@@ -118,7 +120,7 @@ class SearchResponse(_message.Message):
     def __init__(self, neighbors: _Optional[_Iterable[_Union[_generation_pb2.Neighbor, _Mapping]]] = ...) -> None: ...
 
 class FindPassagesRequest(_message.Message):
-    __slots__ = ("question", "store", "k", "by", "documents", "where", "exclude_documents")
+    __slots__ = ("question", "store", "k", "by", "documents", "where", "exclude_documents", "as_of")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +128,7 @@ class FindPassagesRequest(_message.Message):
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
     question: str
     store: str
     k: int
@@ -133,7 +136,8 @@ class FindPassagesRequest(_message.Message):
     documents: _containers.RepeatedScalarFieldContainer[str]
     where: _containers.RepeatedScalarFieldContainer[str]
     exclude_documents: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, question: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., by: _Optional[_Union[_generation_pb2.PassagesBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ..., exclude_documents: _Optional[_Iterable[str]] = ...) -> None: ...
+    as_of: str
+    def __init__(self, question: _Optional[str] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., by: _Optional[_Union[_generation_pb2.PassagesBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ..., exclude_documents: _Optional[_Iterable[str]] = ..., as_of: _Optional[str] = ...) -> None: ...
 
 class FindPassagesResponse(_message.Message):
     __slots__ = ("passages",)

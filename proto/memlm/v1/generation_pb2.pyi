@@ -64,7 +64,7 @@ class SamplingParams(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., time_limit_s: _Optional[float] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
-    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "loop_guard", "exclude_documents", "context_cache")
+    __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "loop_guard", "exclude_documents", "context_cache", "as_of")
     STORE_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_STORE_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class RetrievalParams(_message.Message):
     LOOP_GUARD_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_CACHE_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
     store: str
     without_store: bool
     k: int
@@ -87,7 +88,8 @@ class RetrievalParams(_message.Message):
     loop_guard: bool
     exclude_documents: _containers.RepeatedScalarFieldContainer[str]
     context_cache: int
-    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., loop_guard: bool = ..., exclude_documents: _Optional[_Iterable[str]] = ..., context_cache: _Optional[int] = ...) -> None: ...
+    as_of: str
+    def __init__(self, store: _Optional[str] = ..., without_store: bool = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., nprobe: _Optional[int] = ..., spalm: bool = ..., stores: _Optional[_Iterable[_Union[StoreWeight, _Mapping]]] = ..., loop_guard: bool = ..., exclude_documents: _Optional[_Iterable[str]] = ..., context_cache: _Optional[int] = ..., as_of: _Optional[str] = ...) -> None: ...
 
 class StoreWeight(_message.Message):
     __slots__ = ("name", "weight")
@@ -448,7 +450,7 @@ class ScoreResponse(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., words: _Optional[int] = ..., bytes: _Optional[int] = ..., base: _Optional[_Union[Figures, _Mapping]] = ..., knn: _Optional[_Union[Figures, _Mapping]] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., token_scores: _Optional[_Iterable[_Union[TokenScore, _Mapping]]] = ..., searched_share: _Optional[float] = ...) -> None: ...
 
 class TraceRequest(_message.Message):
-    __slots__ = ("text", "store", "min_tokens", "spans_per_token", "max_documents", "rank_by", "documents", "where")
+    __slots__ = ("text", "store", "min_tokens", "spans_per_token", "max_documents", "rank_by", "documents", "where", "as_of")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -457,6 +459,7 @@ class TraceRequest(_message.Message):
     RANK_BY_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
     text: str
     store: str
     min_tokens: int
@@ -465,7 +468,8 @@ class TraceRequest(_message.Message):
     rank_by: RankBy
     documents: _containers.RepeatedScalarFieldContainer[str]
     where: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., min_tokens: _Optional[int] = ..., spans_per_token: _Optional[float] = ..., max_documents: _Optional[int] = ..., rank_by: _Optional[_Union[RankBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ...) -> None: ...
+    as_of: str
+    def __init__(self, text: _Optional[str] = ..., store: _Optional[str] = ..., min_tokens: _Optional[int] = ..., spans_per_token: _Optional[float] = ..., max_documents: _Optional[int] = ..., rank_by: _Optional[_Union[RankBy, str]] = ..., documents: _Optional[_Iterable[str]] = ..., where: _Optional[_Iterable[str]] = ..., as_of: _Optional[str] = ...) -> None: ...
 
 class TraceResponse(_message.Message):
     __slots__ = ("tokens", "traced_tokens", "spans")
