@@ -3,6 +3,7 @@
 from typing import Protocol, runtime_checkable
 
 LOADING = "load"  # the phase in which a model is loaded, before the work touches anything
+COMPARING = "compare documents"  # in which a synchronization changes nothing yet
 
 
 # What a phase counts. Of the others, steps.
@@ -12,6 +13,7 @@ UNITS = {
     "assign to lists": "entries",
     "check files": "files",
     "check keys": "documents",
+    COMPARING: "bytes",
     "copy": "entries",
     "copy files": "bytes",
     "embed chunks": "chunks",
