@@ -4,6 +4,7 @@ from typing import Protocol, runtime_checkable
 
 LOADING = "load"  # the phase in which a model is loaded, before the work touches anything
 COMPARING = "compare documents"  # in which a synchronization changes nothing yet
+DELETING = "delete documents"
 
 
 # What a phase counts. Of the others, steps.
@@ -16,6 +17,7 @@ UNITS = {
     COMPARING: "bytes",
     "copy": "entries",
     "copy files": "bytes",
+    DELETING: "documents",
     "embed chunks": "chunks",
     "evaluate": "bytes",
     "evaluate index": "indexes",

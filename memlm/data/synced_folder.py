@@ -45,6 +45,8 @@ class SyncedFolder:
         """
         if corpus.documents or corpus.has_pipes:
             raise InvalidInput("only files and folders can be synchronized; name some", field="corpus")
+        if name == "":
+            raise InvalidInput("name is empty; give the folder a name, or leave it out", field="name")
         self._corpus, self._troubled, self._names = corpus, set[str](), dict[str, str]()
         self._ways, self._unread = dict[str, str](), set[str]()  # of folders
         self._places = {os.path.abspath(path) for path in corpus.places}

@@ -11,7 +11,7 @@ Documents come from a folder of this machine (`SyncedFolder`), or from an upload
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as but
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from memlm.base.files import write_atomic
-from memlm.base.progress import COMPARING, Progress, silent
+from memlm.base.progress import COMPARING, DELETING, Progress, silent
 from memlm.data.corpus import Corpus, Document, NoText
 from memlm.data.synced_folder import SyncedFolder, hash_of
 from memlm.data.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class SyncSource(Protocol):
 class SyncPlan:
     """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, although they were
     not found, because they are not known to be gone; and of those that are unchanged. `files` has the ways of the files
-    that were read.
+    that were read. `builds` a datastore where there is none.
     """
 
     added: tuple[str, ...] = ()
@@ -67,6 +67,7 @@ class SyncPlan:
     kept: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    builds: bool = field(default=False, compare=False, repr=False)
 
     @property
     def is_empty(self) -> bool:
@@ -99,7 +100,7 @@ def plan_sync(
     source, path = _source_of(corpus), Path(store)
     if not (path / CURRENT).exists():
         added = tuple(document.id for document in source.documents())
-        return SyncPlan(added=added, files=source.files())
+        return SyncPlan(added=added, files=source.files(), builds=True)
     added, replaced, unchanged = list[str](), list[str](), list[str]()
     with Datastore.open(path) as datastore:
         snapshot = datastore.snapshot
@@ -145,12 +146,12 @@ def sync_index(
     memory = _Memory(path, source.origin, takes=replace)
 
     def finish() -> None:
-        _delete(path, plan.deleted)
+        _delete(path, plan.deleted, progress)
         memory.write(plan.files, kept=plan.kept)
         on_text()
 
     options = {"keys": keys, "check": check, "progress": progress, "on_text": finish}
-    if not (path / CURRENT).exists():
+    if plan.builds:
         return SyncReport(plan, build_index(checkpoint, documents, path, **options))
     if plan.added or plan.replaced:
         # Before they are there: after a kill between the two, a later call may delete them.
@@ -177,8 +178,11 @@ def _told(corpus: Corpus, progress: Progress) -> Iterator[Document]:
         read += document.num_bytes
 
 
-def _delete(store: Path, document_ids: Iterable[str]) -> None:
+def _delete(store: Path, document_ids: Sequence[str], progress: Progress) -> None:
     """Deletes those documents that are there."""
+    if not document_ids:
+        return
+    progress(DELETING, 0, len(document_ids))
     with Datastore.open(store) as datastore:
         if there := [id_ for id_ in document_ids if datastore.snapshot.has_document(id_)]:
             datastore.delete(there)

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memlm.api.operations import JobReport
+from memlm.api.operations import JobReport, SyncOutcome
 from memlm.base.machine import die_with_parent
 from memlm.base.progress import LOADING
 from memlm.errors import InternalError, MemlmError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memlm.model.files.checkpoint import Checkpoint
 
 REPORT_INTERVAL_S = 0.2
-BUILD, ADD, COMPACT, DELETE, KEYS = "build", "add", "compact", "delete", "keys"
+BUILD, ADD, SYNC, COMPACT, DELETE, KEYS = "build", "add", "sync", "compact", "delete", "keys"
 
 log = logging.getLogger("memlm.server.index_worker")
 
@@ -57,8 +57,9 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as its process gets it. `since` is the newest segment before an addition. `is_resumed` says that an earlier
-    attempt may have begun, or even committed, and `is_published` that its text is in service.
+    """A job as its process gets it. `origin` tells one synchronized folder from others. `since` is the newest segment
+    before an addition. `is_resumed` says that an earlier attempt may have begun, or even committed, and `is_published`
+    that its text is in service.
     """
 
     kind: str
@@ -77,6 +78,8 @@ class Task:
     check: str = "quick"
     keys: str = "auto"
     document_ids: tuple[str, ...] = ()
+    origin: str = ""
+    dry_run: bool = False
     since: int = 0
     is_resumed: bool = False
     is_published: bool = False
@@ -106,7 +109,19 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The text is in the datastore and can be served, while its keys are made."""
+    """The text is in the datastore and can be served, while its keys are made. It took the place of earlier text of
+    the documents of these ids.
+    """
+
+    removed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()  # those of them that are gone as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a synchronization found to do."""
+
+    outcome: SyncOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +139,8 @@ class Ended:
     error: MemlmError | None = None
 
 
-FromIndexWorker: TypeAlias = Ready | Begun | Progressed | Committed | Skipped | Ended
+FromTask: TypeAlias = Progressed | Committed | Planned | Skipped  # while it is done
+FromIndexWorker: TypeAlias = Ready | Begun | FromTask | Ended
 
 
 def run_index_worker(pipe: Connection, settings: WorkerSettings) -> None:
@@ -217,7 +233,7 @@ def _run_next(pipe: Connection, checkpoint: Checkpoint | None) -> None:
     pipe.send(Begun(os.getpid()))
     with _exiting_with_front_end(pipe):
         try:
-            ended = Ended(_run(task, _ProgressReporter(pipe), checkpoint))
+            ended = Ended(_run(task, ProgressReporter(pipe), checkpoint))
         except MemlmError as error:
             ended = Ended(None, error)
         except Exception:
@@ -228,7 +244,7 @@ def _run_next(pipe: Connection, checkpoint: Checkpoint | None) -> None:
         pipe.send(ended)
 
 
-def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None = None) -> JobReport:
+def _run(task: Task, reporter: ProgressReporter, checkpoint: Checkpoint | None = None) -> JobReport:
     """Does the task, unless an earlier attempt has committed it. Loads the model if there is no `checkpoint`."""
     import torch
 
@@ -236,6 +252,7 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
     from memlm.index.store.datastore import Datastore
     from memlm.index.store.manifest import CURRENT
     from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, index_keys
+    from memlm.server.jobs.syncing import sync_upload
 
     begin_s, model = time.monotonic(), checkpoint or task.model
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
@@ -252,6 +269,8 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
         _delete(task)
     elif task.kind == KEYS:
         index_keys(task.path, model, most_pieces=1, **common)
+    elif task.kind == SYNC:
+        sync_upload(task, model, reporter)
     else:
         common["keys"] = task.keys
         corpus = Corpus(
@@ -314,7 +333,7 @@ def _was_added(task: Task, corpus: Any) -> bool:
         )
 
 
-class _ProgressReporter:
+class ProgressReporter:
     """Sends progress to the front end a few times a second."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -328,9 +347,13 @@ class _ProgressReporter:
         self._phase, self._reported_s = phase, now_s
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
-    def committed(self) -> None:
-        """Reports that the text is in the datastore."""
-        self._pipe.send(Committed())
+    def committed(self, removed: tuple[str, ...] = (), deleted: tuple[str, ...] = ()) -> None:
+        """Reports that the text is in the datastore, and what has gone from it (see `Committed`)."""
+        self._pipe.send(Committed(removed, deleted))
+
+    def planned(self, outcome: SyncOutcome) -> None:
+        """Reports what a synchronization found to do."""
+        self._pipe.send(Planned(outcome))
 
     def problem(self, problem: object) -> None:
         """Reports a document that is skipped."""

@@ -17,9 +17,10 @@ from memlm.base.files import read_signed
 from memlm.errors import AlreadyExists
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool
-from memlm.server.jobs.job import Job, Upload
+from memlm.server.jobs.job import Job
 from memlm.server.jobs.records import KEEP_S, JobRecords
 from memlm.server.jobs.service import JobService
+from memlm.server.jobs.uploads import Upload
 from memlm.server.jobs.worker import BUILD
 from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.metrics import Metrics

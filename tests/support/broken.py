@@ -95,10 +95,10 @@ def run_index_worker_on_full_disk(*arguments: Any) -> None:
 
 def run_halting_index_worker(*arguments: Any) -> None:
     """Its jobs stop themselves once they have read or copied something, and before they commit it."""
-    from memlm.server.jobs.worker import _ProgressReporter
+    from memlm.server.jobs.worker import ProgressReporter
     from memlm.server.jobs.worker import run_index_worker as run
 
-    report = _ProgressReporter.progress
+    report = ProgressReporter.progress
 
     def progress(self: Any, phase: str, done: int, total: int | None, note: str = "") -> None:
         report(self, phase, done, total, note)
@@ -106,7 +106,7 @@ def run_halting_index_worker(*arguments: Any) -> None:
         if in_midst and Path(os.environ[HALTS]).exists():
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    _ProgressReporter.progress = progress  # type: ignore[method-assign]
+    ProgressReporter.progress = progress  # type: ignore[method-assign]
     run(*arguments)
 
 
