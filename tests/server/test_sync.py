@@ -25,7 +25,7 @@ from memlm.api.operations import JobState, SyncOutcome
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.data.synced_folder import SyncedFolder, hash_of
-from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound
+from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, PermissionDenied
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.indexing.sync import SYNCED, sync_index
@@ -384,7 +384,10 @@ def test_a_deleted_document_is_in_no_answer_and_no_record(ground: Ground) -> Non
 def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> None:
     """Two machines may have different folders under one path, and each caller may name its own `manual`."""
     tokens = tmp_path / "tokens.toml"
-    tokens.write_text("".join(f"[[token]]\nname = '{name}'\nsecret = '{name * 20}'\n" for name in ("ann", "bob")))
+    names = ("ann", "bob", "eve")
+    tokens.write_text("".join(f"[[token]]\nname = '{name}'\nsecret = '{name * 20}'\n" for name in names))
+    with tokens.open("a") as file:  # eve's
+        file.write('calls = ["AddDocuments", "GetOperation", "WaitOperation"]\n')
     tokens.chmod(0o600)
     docs, other = make_docs(tmp_path), tmp_path / "other"
     other.mkdir()
@@ -393,6 +396,7 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
         serve(tmp_path, model_folder, corpus_folder, "--auth-file", str(tokens)) as server,
         Client(server.address, token="ann" * 20) as ann,
         Client(server.address, token="bob" * 20) as bob,
+        Client(server.address, token="eve" * 20) as eve,
     ):
         ann.datastores.build("docs", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
         ann.datastores.sync("docs", docs, name="manual", check="none").result(PATIENCE_S)
@@ -401,6 +405,9 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
         with pytest.raises(NotFound):
             ann.operations.get(job.name)
         assert bob.datastores.get("docs").num_documents == 5
+        with pytest.raises(PermissionDenied, match="may not call DeleteDocuments"):
+            eve.datastores.sync("docs", other, name="manual", check="none")
+        eve.datastores.add("docs", [NewDocument("e", "a text")], check="none").result(PATIENCE_S)
 
 
 def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Ground, tmp_path: Path) -> None:
