@@ -27,7 +27,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
-    """What a synchronization found to do at its beginning: how many documents of each kind there are, and the first
+    """The work that a synchronization found at its beginning: the number of documents of each kind, and the first
     ids. `kept` are those that were not sent and are not known to be gone. A server that was restarted, or lists its
     operations, names none.
     """

@@ -131,10 +131,10 @@ class Datastores:
         check: str = "quick",
         timeout_s: float | None = None,
     ) -> Operation:
-        """Uploads the documents of files and folders on this machine, then starts to make a datastore the same: what is
-        new is added, what differs replaced, and what an earlier call brought and is gone, deleted. All else stays, as
-        do the documents of files that cannot be read, and of folders without a file. The report says how many, and
-        which.
+        """Uploads the documents of files and folders on this machine, then starts to make a datastore the same: new
+        documents are added, changed ones replaced, and those of an earlier call that are gone, deleted. All others
+        stay, as do those of files that cannot be read, and of folders without a file. The report has the number of
+        each kind, and the first ids.
 
         Raises InvalidInput where there is no document, and then deletes nothing. The server knows the files and folders
         by their places on this machine, or by a `name`. A document that others brought is refused, or with `replace`

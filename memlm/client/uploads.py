@@ -59,7 +59,7 @@ def add_document_requests(
 
 
 def sync_requests(request: AddDocumentsRequest, folder: SyncedFolder, limit: int) -> Iterator[Message]:
-    """The messages of a synchronization: its documents, and when all are read, what is in doubt, and their number.
+    """The messages of a synchronization: its documents, and when all are read, the doubtful files, and their number.
     Raises as `add_document_requests`, and NoText for a folder without a document.
     """
     count = 0

@@ -34,7 +34,7 @@ def way_of(id_: str) -> str:
 
 
 class SyncedFolder:
-    """Files and folders, whose documents are read first, before their files are asked for, and what is in doubt.
+    """Files and folders, whose documents are read first, before their files and the doubtful ones are asked for.
 
     Raises InvalidInput for documents in memory or from a pipe, which cannot be read again.
     """
@@ -71,8 +71,8 @@ class SyncedFolder:
         return {id_: self.way(id_) for id_ in self._names}
 
     def doubtful(self) -> set[str]:
-        """Hashes of what keeps its documents although they were not read: files that are there and had a problem, gave
-        no document or were left out, folders that could not be listed, and folders without any file.
+        """Hashes of the files and folders that keep their documents although these were not read: files that are there
+        and had a problem, gave no document or were left out; folders that could not be listed, or have no file.
         """
         unread = set(self._unread)
 

@@ -134,7 +134,7 @@ def sync_index(
     on_text: Callable[[], None] = lambda: None,
 ) -> SyncReport:
     """Makes a datastore hold the documents of a corpus of files, and the others that it held: builds it where there is
-    none, adds and replaces in one commit, deletes in another, calls `on_text`, and makes keys of what is new, as `keys`
+    none, adds and replaces in one commit, deletes in another, calls `on_text`, and makes the new keys, as `keys`
     says. Interrupted, it goes on when it is called again. Documents that went away since the plan was made are not
     added. With `replace`, documents that synchronizations of other files and folders made are these files' from now on.
 
@@ -233,7 +233,7 @@ def _file(way: str) -> str:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What a datastore remembers of the synchronizations of an origin, which `takes` documents of others."""
+    """The memory of a datastore of the synchronizations of an origin, which `takes` documents of others."""
 
     store: Path
     origin: str

@@ -28,7 +28,7 @@ class Job:
     """A job. The first fields are recorded, the others belong to the attempt that runs.
 
     `deleted` lists the documents that were deleted from the datastore while its replacement was built. `is_published`
-    once its text is in service, before its keys are there. `found` is what a synchronization had to do, by its counts,
+    once its text is in service, before its keys are there. `found` is the outcome of a synchronization by its counts,
     since a record names no documents that may be deleted; the ids are in `named`.
     """
 
@@ -89,15 +89,15 @@ class Job:
         self.done, self.total = message.done, message.total
 
     def note_found(self, outcome: SyncOutcome) -> None:
-        """Keeps what a synchronization found to do. A later attempt finds what the first one left."""
+        """Keeps the outcome of a synchronization. A later attempt finds only the rest of the first one."""
         if self.found is None:
             every = asdict(outcome)
             self.named = {name: value for name, value in every.items() if isinstance(value, tuple)}
             self.found = {name: value for name, value in every.items() if name not in self.named}
 
     def redact(self, document_ids: Collection[str] | None = None) -> bool:
-        """Removes the ids of deleted documents from what a synchronization found and from the error message (None: all
-        ids, and all quoted texts). Returns whether the record changed.
+        """Removes the ids of deleted documents from the outcome of a synchronization and from the error message (None:
+        all ids, and all quoted texts). Returns whether the record changed.
         """
         self.named = {
             kind: tuple(id_ for id_ in ids if document_ids is not None and id_ not in document_ids)

@@ -24,7 +24,7 @@ LINE_END = b'"}\n'  # of a document, behind its text
 class Upload:
     """Documents that are being sent, written to a file of JSON Lines, which is removed unless `is_kept`.
 
-    Those of a synchronization have a second file, with their files, and what is kept.
+    Those of a synchronization have a second file, with their files and the doubtful ones.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Upload:
             self._ways = ways_beside(self.path).open("wb") if is_sync else None
 
     def take(self, message: AddDocumentsRequest) -> None:
-        """Writes some documents, or the next part of one that `continues`, and what a synchronization keeps.
+        """Writes some documents, or the next part of one that `continues`, and the doubtful files of a synchronization.
 
         Raises InvalidInput for a repeated id, a part of another document, or more than the limits, and StorageFull.
         """
@@ -172,12 +172,12 @@ class UploadedFolder:
         return self._files
 
     def doubtful(self) -> set[str]:
-        """What the caller keeps."""
+        """As the caller said."""
         return self._doubtful
 
 
 def ways_beside(documents: Path) -> Path:
-    """The file of an upload of a synchronization that has the ways of its documents' files, and what is kept."""
+    """The file of an upload of a synchronization that has the ways of its documents' files, and the doubtful ones."""
     return documents.with_suffix(".ways")
 
 

@@ -119,7 +119,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a synchronization found to do."""
+    """The work that a synchronization found."""
 
     outcome: SyncOutcome
 
@@ -348,11 +348,11 @@ class ProgressReporter:
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
     def committed(self, removed: tuple[str, ...] = (), deleted: tuple[str, ...] = ()) -> None:
-        """Reports that the text is in the datastore, and what has gone from it (see `Committed`)."""
+        """Reports that the text is in the datastore, with the documents of `Committed`."""
         self._pipe.send(Committed(removed, deleted))
 
     def planned(self, outcome: SyncOutcome) -> None:
-        """Reports what a synchronization found to do."""
+        """Reports the work that a synchronization found."""
         self._pipe.send(Planned(outcome))
 
     def problem(self, problem: object) -> None:

@@ -145,7 +145,7 @@ def sync(
     report: options.Report = None,
     json: options.Json = False,
 ) -> None:
-    """Upload a folder and make a datastore the same: add, replace, and delete what is gone. Others in it stay."""
+    """Upload a folder and make a datastore the same: add, replace and delete. Others in it stay."""
     with client_of(target, timeout) as client:
         files = CorpusFiles()
         documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
@@ -308,7 +308,7 @@ def _follow(job: Operation) -> OperationInfo:
 
 
 def _print_sync(info: OperationInfo, *, json: bool) -> None:
-    """Prints what a synchronization did, or would do, as `memlm index sync` does."""
+    """Prints the outcome of a synchronization as `memlm index sync` does."""
     if json:
         emit_json(_jsonable(info))
     elif done := info.outcome().sync:

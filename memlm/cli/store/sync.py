@@ -121,7 +121,7 @@ def _print(plan: SyncPlan, *, json: bool) -> None:
 
 
 def print_kind(kind: str, shown: Sequence[str], count: int) -> None:
-    """Prints what happened to some documents, of which the ids of some are shown."""
+    """Prints the documents of one kind, of which some are shown."""
     for id_ in shown:
         out.print(one_line(f"{kind} {id_}"), markup=False, highlight=False)
     if rest := count - len(shown):
