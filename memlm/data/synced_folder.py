@@ -74,7 +74,10 @@ class SyncedFolder:
         """Hashes of the files and folders that keep their documents although these were not read: files that are there
         and had a problem, gave no document or were left out; folders that could not be listed, or have no file.
         """
-        unread = set(self._unread)
+        # Also those that went away since, as with a mount.
+        unread = self._unread | {
+            self._hash(os.path.abspath(self._paths[name])) for name in self._troubled & self._paths.keys()
+        }
 
         def on_unreadable(path: Path, error: OSError) -> None:
             unread.add(self._hash(os.path.abspath(path)))

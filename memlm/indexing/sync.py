@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as but
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -99,8 +99,8 @@ def plan_sync(
     """
     source, path = _source_of(corpus), Path(store)
     if not (path / CURRENT).exists():
-        added = tuple(document.id for document in source.documents())
-        return SyncPlan(added=added, files=source.files(), builds=True)
+        new = tuple(document.id for document in source.documents())
+        return SyncPlan(added=new, files=source.files(), builds=True)
     added, replaced, unchanged = list[str](), list[str](), list[str]()
     with Datastore.open(path) as datastore:
         snapshot = datastore.snapshot
@@ -141,28 +141,28 @@ def sync_index(
     Raises as `plan_sync`, `build_index` and `add_to_index`.
     """
     source, path = _source_of(corpus), Path(store)
-    plan = plan or plan_sync(checkpoint.tokenizer, source, path, replace=replace, progress=progress)
+    found = plan or plan_sync(checkpoint.tokenizer, source, path, replace=replace, progress=progress)
     documents = but(source.documents(), on_problem=lambda problem: None)  # the plan has told them
     memory = _Memory(path, source.origin, takes=replace)
 
     def finish() -> None:
-        _delete(path, plan.deleted, progress)
-        memory.write(plan.files, kept=plan.kept)
+        _delete(path, found.deleted, progress)
+        memory.write(found.files, kept=found.kept)
         on_text()
 
-    options = {"keys": keys, "check": check, "progress": progress, "on_text": finish}
-    if plan.builds:
-        return SyncReport(plan, build_index(checkpoint, documents, path, **options))
-    if plan.added or plan.replaced:
+    options: dict[str, Any] = {"keys": keys, "check": check, "progress": progress, "on_text": finish}
+    if found.builds:
+        return SyncReport(found, build_index(checkpoint, documents, path, **options))
+    if found.added or found.replaced:
         # Before they are there: after a kill between the two, a later call may delete them.
-        memory.write({id_: plan.files[id_] for id_ in plan.added}, keeps_others=True)
-        new = but(documents, only=frozenset((*plan.added, *plan.replaced)))
+        memory.write({id_: found.files[id_] for id_ in found.added}, keeps_others=True)
+        new = but(documents, only=frozenset((*found.added, *found.replaced)))
         try:
-            return SyncReport(plan, add_to_index(checkpoint, new, path, replace=True, **options))
+            return SyncReport(found, add_to_index(checkpoint, new, path, replace=True, **options))
         except NoText:  # the files went away since they were planned
-            plan = but(plan, added=(), replaced=())
+            found = but(found, added=(), replaced=())
     finish()
-    return SyncReport(plan)
+    return SyncReport(found)
 
 
 def _source_of(corpus: Corpus | SyncSource) -> SyncSource:

@@ -138,7 +138,10 @@ class Job:
         )
 
     def _outcome(self, *, names: bool) -> SyncOutcome | None:
-        return None if self.found is None else SyncOutcome(**self.found, **(self.named if names else {}))
+        if self.found is None:
+            return None
+        known: dict[str, Any] = {**self.found, **(self.named if names else {})}
+        return SyncOutcome(**known)
 
 
 KEPT_FIELDS = tuple(each for each in fields(Job) if each.metadata.get("kept", True))

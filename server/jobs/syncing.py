@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memlm.api.operations import SyncOutcome
 from memlm.base.progress import LOADING
@@ -30,7 +30,7 @@ def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter
     reporter.planned(outcome_of(plan))
     if task.dry_run:
         return
-    options = {"check": task.check, "keys": task.keys, "progress": reporter.progress}
+    options: dict[str, Any] = {"check": task.check, "keys": task.keys, "progress": reporter.progress}
     sync_index(
         checkpoint,
         source,
