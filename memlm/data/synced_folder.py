@@ -18,7 +18,6 @@ from memlm.errors import InvalidInput
 HASH_DIGITS = 16
 MAX_FOLDERS = 31  # of a way; of deeper ones the first
 NO_FILE = "no file was found, as where a folder is not mounted; none of its documents is deleted"
-CANNOT_BE_READ = "cannot be read"  # the reason of a folder or file that the system refuses
 
 
 def hash_of(text: str) -> str:
@@ -48,7 +47,7 @@ class SyncedFolder:
         if name == "":
             raise InvalidInput("name is empty; give the folder a name, or leave it out", field="name")
         self._corpus, self._troubled, self._names = corpus, set[str](), dict[str, str]()
-        self._ways, self._unread = dict[str, str](), set[str]()  # of folders
+        self._ways = dict[str, str]()  # of folders
         self._places = {os.path.abspath(path) for path in corpus.places}
         folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in self._places]
         self._base = os.path.commonpath(folders) if name is not None else None
@@ -74,18 +73,15 @@ class SyncedFolder:
         """Hashes of the files and folders that keep their documents although these were not read: files that are there
         and had a problem, gave no document or were left out; folders that could not be listed, or have no file.
         """
-        # Also those that went away since, as with a mount.
-        unread = self._unread | {
-            self._hash(os.path.abspath(self._paths[name])) for name in self._troubled & self._paths.keys()
-        }
+        doubtful = {os.path.abspath(self._paths[name]) for name in self._troubled & self._paths.keys()}
 
         def on_unreadable(path: Path, error: OSError) -> None:
-            unread.add(self._hash(os.path.abspath(path)))
+            doubtful.add(os.path.abspath(path))
 
         everything = replace(self._corpus, glob=ALL_FILES, hidden=True).found(on_unreadable)
         whole = {os.path.abspath(self._paths[name]) for name in self._whole()}
         there = {os.path.abspath(path) for _, path in everything}
-        return unread | {self._hash(path) for path in (there - whole) | self._empty_folders(there)}
+        return {self._hash(path) for path in doubtful | (there - whole) | self._empty_folders(there)}
 
     def _whole(self) -> set[str]:
         """The names of files that were read without a problem."""
@@ -119,8 +115,6 @@ class SyncedFolder:
     def _on_problem(self, problem: Problem) -> None:
         where = problem.where
         self._troubled |= {where, where.rpartition(":")[0]}
-        if problem.reason == CANNOT_BE_READ:  # a folder, or harmlessly the name of a file
-            self._unread.add(self._hash(os.path.abspath(where)))
         self._corpus.on_problem(problem)
 
     def _on_document(self, file: str, document: Document) -> None:

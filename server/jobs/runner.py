@@ -293,8 +293,8 @@ class JobRunner:
         if job.kind != BUILD or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
             if job.kind == SYNC:
-                if job.attempts > 1:  # what the attempt before removed is not known
-                    await self._forget(job, None, None)
+                if job.attempts > 1:  # what the attempt before deleted is not known
+                    await self._records.forget_documents(job.store, by=job)
             elif job.request.get("replace"):
                 self._workers.mark_deleted(job.store)
             if job.request.get("purge"):
@@ -307,12 +307,6 @@ class JobRunner:
             if job.deleted:
                 await self._delete_from_replacement(job)
             await self._put_in_service(job)
-
-    async def _forget(self, job: Job, removed: tuple[str, ...] | None, deleted: tuple[str, ...] | None) -> None:
-        """Takes documents (None: all) from answers that are on their way, and their names from the jobs' records."""
-        self._workers.mark_deleted(job.store, removed)
-        async with self.replacing:
-            await self._records.forget_documents(job.store, deleted, by=job)
 
     async def _publish_text(self, job: Job, committed: Committed) -> None:
         """Puts text in service whose keys are made next. What replaces a datastore waits for them: that one may have
@@ -327,8 +321,9 @@ class JobRunner:
                 job.is_published = True
         else:
             await self._wait_until_served(job.store)
-            if committed.removed:
-                await self._forget(job, committed.removed, committed.deleted)
+            if committed.deleted:
+                async with self.replacing:
+                    await self._records.forget_documents(job.store, committed.deleted, by=job)
             job.is_published = True
         await self._records.write(job)
 

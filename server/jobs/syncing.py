@@ -37,7 +37,7 @@ def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter
         task.path,
         replace=task.replace,
         plan=plan,
-        on_text=lambda: reporter.committed((*plan.replaced, *plan.deleted), plan.deleted),
+        on_text=lambda: reporter.committed(plan.deleted),
         **options,
     )
     if task.is_resumed:  # the attempt before may have left text without keys

@@ -109,12 +109,11 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The text is in the datastore and can be served, while its keys are made. It took the place of earlier text of
-    the documents of these ids.
+    """The text is in the datastore and can be served, while its keys are made. A synchronization has `deleted` these
+    documents.
     """
 
-    removed: tuple[str, ...] = ()
-    deleted: tuple[str, ...] = ()  # those of them that are gone as a whole
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,9 +346,9 @@ class ProgressReporter:
         self._phase, self._reported_s = phase, now_s
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
-    def committed(self, removed: tuple[str, ...] = (), deleted: tuple[str, ...] = ()) -> None:
-        """Reports that the text is in the datastore, with the documents of `Committed`."""
-        self._pipe.send(Committed(removed, deleted))
+    def committed(self, deleted: tuple[str, ...] = ()) -> None:
+        """Reports that the text is in the datastore, and documents that were deleted."""
+        self._pipe.send(Committed(deleted))
 
     def planned(self, outcome: SyncOutcome) -> None:
         """Reports the work that a synchronization found."""

@@ -236,6 +236,16 @@ def test_an_empty_folder_within_keeps_its_documents(checkpoint, docs, tmp_path):
     assert set(synced(checkpoint, store, docs).deleted) == {"mounted/deep/e.txt", "one", "two"}
 
 
+def test_a_folder_that_goes_away_while_it_is_read_keeps_its_documents(checkpoint, docs, tmp_path):
+    store, mounted = tmp_path / "store", docs / "mounted"
+    mounted.mkdir()
+    (mounted / "m.txt").write_text("far away")
+    synced(checkpoint, store, docs)
+    going = Corpus([docs], on_document=lambda file, document: shutil.rmtree(mounted, ignore_errors=True))
+    assert plan_sync(checkpoint.tokenizer, going, store).kept == ("mounted/m.txt",)
+    assert plan_sync(checkpoint.tokenizer, going, store).deleted == ("mounted/m.txt",)
+
+
 def test_ways_of_deep_files_are_short_and_tell_them_apart(tmp_path):
     deep = "/".join(["d"] * (2 * MAX_FOLDERS))
     (tmp_path / deep).mkdir(parents=True)
@@ -266,7 +276,8 @@ def test_a_folder_that_cannot_be_listed_keeps_its_documents(checkpoint, docs, tm
     monkeypatch.setattr(os, "scandir", refused)
     plan = synced(checkpoint, store, docs)
     assert (plan.deleted, plan.kept) == (("a.txt",), ("deep/e.txt",))
-    monkeypatch.undo()
+    healing = Corpus([docs], on_document=lambda file, document: monkeypatch.undo())
+    assert plan_sync(checkpoint.tokenizer, healing, store).kept == ("deep/e.txt",)  # it can be listed in the end
     assert synced(checkpoint, store, docs).unchanged == ("b.txt", "c.html", "deep/e.txt")
 
 

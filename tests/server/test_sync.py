@@ -22,6 +22,7 @@ from texts import make_text
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.handles import Operation
 from memlm.api.operations import JobState, SyncOutcome
+from memlm.base.progress import COMPARING
 from memlm.client import Client
 from memlm.data.corpus import Corpus
 from memlm.data.synced_folder import SyncedFolder, hash_of
@@ -31,6 +32,7 @@ from memlm.indexing.build import build_index
 from memlm.indexing.sync import SYNCED, sync_index
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import Checkpoint
+from memlm.server.jobs.uploads import Upload
 from memlm.v1.datastores_pb2_grpc import DatastoresStub
 from memlm.wire import codec
 
@@ -62,9 +64,9 @@ class Ground(NamedTuple):
             assert store.snapshot.verify() == []
             return {document.id for document in store.snapshot.documents()} - {OWN}
 
-    def halt(self, start: Callable[[], Operation]) -> tuple[Operation, int]:
+    def halt(self, start: Callable[[], Operation], phase: str = "read") -> tuple[Operation, int]:
         """Starts a job, and waits until its process has stopped as it reads documents."""
-        self.halts.touch()
+        self.halts.write_text(phase)
         job, stopped = start(), list[int]()
         wait_until(lambda: stopped.extend(filter(is_stopped, self.server.job_pids)) or stopped)
         self.halts.unlink()
@@ -241,7 +243,7 @@ def test_what_is_in_doubt_keeps_its_documents(ground: Ground, tmp_path: Path) ->
 
 def test_a_folder_without_documents_is_refused_before_anything_is_sent(ground: Ground) -> None:
     ground.sync()
-    before = len(ground.client.operations.list())
+    before = ground.server.output.count("AddDocuments")
     for path in ground.docs.iterdir():
         path.unlink()
     with pytest.raises(InvalidInput, match="no text was found"):
@@ -249,7 +251,8 @@ def test_a_folder_without_documents_is_refused_before_anything_is_sent(ground: G
     ground.docs.rmdir()
     with pytest.raises(NotFound):
         ground.sync()
-    assert len(ground.client.operations.list()) == before
+    assert ground.server.output.count("AddDocuments") == before
+    assert before
     assert len(ground.ids()) == 3
 
 
@@ -323,6 +326,19 @@ def test_a_malformed_synchronization_is_refused(ground: Ground, change: dict[str
             assert ground.client.operations.open(reply.name).result(PATIENCE_S).sync.added == ("x",)
 
 
+def test_what_an_upload_keeps_is_bounded(tmp_path: Path) -> None:
+    """In number and in bytes, together with the ways of its documents."""
+    hashes = tuple(hash_of(str(number)) for number in range(3))
+    with Upload(tmp_path, 1 << 20, 2, is_sync=True) as upload, pytest.raises(InvalidInput, match="2 files and folders"):
+        upload.take(AddDocumentsRequest(keep=hashes))
+    with Upload(tmp_path, 60, is_sync=True) as upload, pytest.raises(InvalidInput, match="60 bytes in one upload"):
+        upload.take(AddDocumentsRequest(keep=hashes))
+    long = NewDocument("a", "b", file="/".join(hashes * 10))
+    with Upload(tmp_path, 500, is_sync=True) as upload, pytest.raises(InvalidInput, match="folders one by one"):
+        upload.take(AddDocumentsRequest(documents=(long,)))
+    assert not list(tmp_path.iterdir())
+
+
 def large(docs: Path, number: int = 12) -> Path:
     with (docs / "large.jsonl").open("w") as file:
         for each in range(number):
@@ -356,10 +372,11 @@ def test_what_dies_goes_on(tmp_path: Path, model_folder: Path, corpus_folder: Pa
         assert not list((tmp_path / "stores" / "jobs").glob("*.[jw]*s"))
 
 
-def test_a_cancelled_one_leaves_things_as_they_were(ground: Ground) -> None:
+@pytest.mark.parametrize("phase", [COMPARING, "read"])
+def test_a_cancelled_one_leaves_things_as_they_were(ground: Ground, phase: str) -> None:
     ground.sync()
     (ground.docs / "a.txt").unlink()
-    job, _ = ground.halt(lambda: ground.client.datastores.sync("docs", large(ground.docs), check="none"))
+    job, _ = ground.halt(lambda: ground.client.datastores.sync("docs", large(ground.docs), check="none"), phase)
     job.cancel()
     with pytest.raises(Cancelled, match="as it was before"):
         job.result(PATIENCE_S)
