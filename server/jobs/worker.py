@@ -1,4 +1,4 @@
-"""The index worker: a process that builds, extends or compacts datastores at low priority.
+"""The index worker: a process that builds, extends, synchronizes or compacts datastores at low priority.
 
 One that stays loads the model and then forks a child for each task. The child reads the task, does it and exits, so
 that no text, lock or file of a datastore is ever in the process that stays. Any other worker does one task and exits.

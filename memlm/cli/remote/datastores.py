@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memlm.base.progress import Progress
 
 datastore = typer.Typer(help="Datastores of a server.", no_args_is_help=True)
-operation = typer.Typer(help="Jobs of a server: building, adding, compacting.", no_args_is_help=True)
+operation = typer.Typer(help="Jobs of a server: building, adding, synchronizing, compacting.", no_args_is_help=True)
 
 FOLLOW_S = 0.5
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A datastore's name.")]
