@@ -387,12 +387,15 @@ def test_a_cancelled_one_leaves_things_as_they_were(ground: Ground, phase: str) 
 def test_a_deleted_document_is_in_no_answer_and_no_record(ground: Ground) -> None:
     words = "zyzzyva quagga"
     (ground.docs / "secret.txt").write_text(f"the {words} of the folder")
-    ground.sync()
+    job = ground.client.datastores.sync("docs", ground.docs, check="none")
+    assert "secret.txt" in job.result(PATIENCE_S).sync.added
     with pytest.raises(AlreadyExists, match=r"secret\.txt"):
         ground.client.datastores.add("docs", [NewDocument("secret.txt", "x")]).result(PATIENCE_S)
     assert [each.document_id for each in ground.client.search("docs", words, by="words")] == ["secret.txt"]
     (ground.docs / "secret.txt").unlink()
     assert ground.sync().deleted == ("secret.txt",)
+    ground.client.datastores.delete_documents("docs", ["b.txt"])
+    assert job.progress().report.sync == SyncOutcome(num_added=4, added=("a.txt", "c.html"))
     assert not ground.client.search("docs", words, by="words")
     assert not any(b"secret" in file.read_bytes() for file in (ground.stores / "jobs").iterdir())
     assert b"secret" not in (ground.store / SYNCED).read_bytes()
