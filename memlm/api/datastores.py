@@ -30,6 +30,8 @@ MAX_REMEMBERED, MAX_REMEMBERED_CHARACTERS = 1000, 1 << 18  # documents of a call
 MAX_FILTERS = 100  # of one search
 INDEX = "Index"
 MAX_NAME = 200
+HASH = re.compile("[0-9a-f]{16}")  # of a path
+WAY = re.compile(f"{HASH.pattern}(/{HASH.pattern}){{0,31}}")  # to a file, through its folders
 CHECKS = ("quick", "full", "none")
 KEYS = ("auto", "now", "none")  # when the keys of new text are made
 IDS, NAMES, FIELDS = "ids of documents", "ids, folders or globs of documents", "FIELD=VALUE"  # in errors about lists
@@ -316,7 +318,8 @@ class BuildDatastoreRequest(Request[OperationInfo]):
 class NewDocument:
     """A document to add. With `continues`, its text is appended to the previous document, which has the same id.
 
-    The client splits documents that are too large for one message.
+    The client splits documents that are too large for one message. `file` is the way to the file of a document that is
+    synchronized (`memlm.data.synced_folder`), by default its id's.
     """
 
     id: str
@@ -324,8 +327,15 @@ class NewDocument:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     continues: bool = False
+    file: str = ""
 
     def __post_init__(self) -> None:
+        if self.file and not WAY.fullmatch(self.file):
+            raise InvalidInput(
+                f"document {self.id!r} has the file {self.file[:MAX_NAME]!r}; expected up to 32 hashes, each of 16"
+                " hexadecimal digits, with / between them",
+                field="documents.file",
+            )
         if not self.id:
             raise InvalidInput("a document has no id; give each one its own", field="documents.id")
         text: object = self.text
@@ -338,7 +348,11 @@ class NewDocument:
 
 @dataclass(frozen=True, slots=True)
 class AddDocumentsRequest(Request[OperationInfo]):
-    """Adds documents to a datastore. `keys` are made with its window and stride; "auto" makes none in one without."""
+    """Adds documents to a datastore. `keys` are made with its window and stride; "auto" makes none in one without.
+
+    With `sync`, the name of a folder, the datastore becomes the same as it, or with `dry_run` only says how. `keep` are
+    hashes of files and folders whose documents stay. The last message has the number of documents.
+    """
 
     store: str | None = None
     replace: bool = False
@@ -346,11 +360,26 @@ class AddDocumentsRequest(Request[OperationInfo]):
     documents: tuple[NewDocument, ...] = ()
     check: str = "quick"
     keys: str = "auto"
+    sync: str = ""
+    keep: tuple[str, ...] = ()
+    num_documents: int = 0
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         check_choice("keys", self.keys, KEYS)
         check_choice("check", self.check, CHECKS)
         _check_request_id(self.request_id)
+        if len(self.sync) > MAX_NAME:
+            raise InvalidInput(
+                f"sync has {len(self.sync)} characters; expected a name of at most {MAX_NAME}", field="sync"
+            )
+        if self.dry_run and not self.sync:
+            raise InvalidInput("dry_run is of a synchronization; name a folder in sync", field="dry_run")
+        for each in self.keep:
+            if not HASH.fullmatch(each):
+                raise InvalidInput(
+                    f"keep has {each[:MAX_NAME]!r}; expected a hash of 16 hexadecimal digits", field="keep"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +416,8 @@ class RememberRequest(Request[RememberReport]):
             )
         if any(document.continues for document in self.documents):
             raise InvalidInput("continues is of AddDocuments; send each document whole", field="documents.continues")
+        if any(document.file for document in self.documents):
+            raise InvalidInput("file is of a synchronization; leave it out", field="documents.file")
 
     @classmethod
     def of(

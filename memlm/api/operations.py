@@ -26,10 +26,29 @@ class JobState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """The work that a synchronization found at its beginning: the number of documents of each kind, and the first
+    ids. `kept` are those that were not sent and are not known to be gone. A server that was restarted, or lists its
+    operations, names none.
+    """
+
+    num_added: int = 0
+    num_replaced: int = 0
+    num_deleted: int = 0
+    num_kept: int = 0
+    num_unchanged: int = 0
+    added: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobReport:
     """Size and index of a datastore after an operation, as of one manifest.
 
-    `seconds` is the duration of the last attempt. `num_deleted_documents` are deleted but still in the files.
+    `seconds` is the duration of the last attempt. `num_deleted_documents` are deleted but still in the files. `sync` is
+    of a synchronization.
     """
 
     store: str
@@ -40,6 +59,7 @@ class JobReport:
     bytes_per_entry: float
     seconds: float
     num_deleted_documents: int = 0
+    sync: SyncOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from typing import Protocol, runtime_checkable
 
 LOADING = "load"  # the phase in which a model is loaded, before the work touches anything
+COMPARING = "compare documents"  # in which a synchronization changes nothing yet
+DELETING = "delete documents"
 
 
 # What a phase counts. Of the others, steps.
@@ -12,8 +14,10 @@ UNITS = {
     "assign to lists": "entries",
     "check files": "files",
     "check keys": "documents",
+    COMPARING: "bytes",
     "copy": "entries",
     "copy files": "bytes",
+    DELETING: "documents",
     "embed chunks": "chunks",
     "evaluate": "bytes",
     "evaluate index": "indexes",

@@ -47,7 +47,7 @@ from memlm.errors import InvalidInput
 
 if TYPE_CHECKING:
     from memlm.client.transport import Transport
-    from memlm.data.corpus import Document
+    from memlm.data.corpus import Document, Texts
 
 # Added to the wait for an operation's end, before the server counts as unreachable: as much as any other call gets.
 WAIT_SPARE_S = DEFAULT_TIMEOUT_S
@@ -118,6 +118,38 @@ class Datastores:
         check_list("documents", documents, expected="documents")
         request = AddDocumentsRequest(store, replace, request_id or urandom(16).hex(), check=check, keys=keys)
         return Operation(self._operations, (self._transport.add(request, documents, timeout_s)).name)
+
+    def sync(
+        self,
+        store: str | None,
+        corpus: Texts,
+        *,
+        name: str | None = None,
+        replace: bool = False,
+        dry_run: bool = False,
+        keys: str = "auto",
+        check: str = "quick",
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """Uploads the documents of files and folders on this machine, then starts to make a datastore the same: new
+        documents are added, changed ones replaced, and those of an earlier call that are gone, deleted. All others
+        stay, as do those of files that cannot be read, and of folders without a file. The report has the number of
+        each kind, and the first ids.
+
+        Raises InvalidInput where there is no document, and then deletes nothing. The server knows the files and folders
+        by their places on this machine, or by a `name`. A document that others brought is refused, or with `replace`
+        replaced, and is these files' then. With `dry_run`, nothing changes. `keys` and `check` are as of `add`.
+        """
+        from memlm.data.corpus import corpus_of
+        from memlm.data.synced_folder import SyncedFolder
+
+        given = corpus_of(corpus)
+        folder = SyncedFolder(given, name)
+        given.require_text()
+        request = AddDocumentsRequest(
+            store, replace, urandom(16).hex(), check=check, keys=keys, sync=folder.name, dry_run=dry_run
+        )
+        return Operation(self._operations, (self._transport.add(request, folder, timeout_s)).name)
 
     def compact(
         self,

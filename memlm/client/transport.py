@@ -34,12 +34,13 @@ from memlm.client.channel import (
     translate_rpc_errors,
 )
 from memlm.client.resume import StreamResumer, Tls
-from memlm.client.uploads import RequestStream, add_document_requests, append_requests
+from memlm.client.uploads import RequestStream, add_document_requests, append_requests, sync_requests
 from memlm.errors import MemlmError, NotFound, Unavailable
 from memlm.wire import codec
 
 if TYPE_CHECKING:
     from memlm.data.corpus import Document
+    from memlm.data.synced_folder import SyncedFolder
 
 READY_POLL_S = 0.05
 
@@ -73,10 +74,14 @@ class Transport:
         return codec.response_from_wire(request, reply)
 
     def add(
-        self, request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], timeout_s: float | None
+        self,
+        request: AddDocumentsRequest,
+        documents: Iterable[NewDocument | Document] | SyncedFolder,
+        timeout_s: float | None,
     ) -> OperationInfo:
-        """Uploads documents and starts to add them."""
-        messages = RequestStream(add_document_requests(request, documents, self._max_message_bytes))
+        """Uploads documents, or of a request with `sync` those of a folder, and starts to add them."""
+        of_kind: Any = sync_requests if request.sync else add_document_requests
+        messages = RequestStream(of_kind(request, documents, self._max_message_bytes))
         with messages.reraising_producer_errors(), translate_rpc_errors(self._target):
             call = start(self._rpc(AddDocumentsRequest), messages, **self._options(timeout_s))
             messages.bind_call(call)

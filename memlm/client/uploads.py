@@ -18,6 +18,7 @@ from memlm.wire import codec
 
 if TYPE_CHECKING:
     from memlm.data.corpus import Document
+    from memlm.data.synced_folder import SyncedFolder
 
 PIECE_CHARACTERS = 1 << 17
 PIECE_BYTES, MESSAGE_SPARE = 1 << 20, 1024
@@ -57,13 +58,33 @@ def add_document_requests(
         yield codec.to_wire(AddDocumentsRequest(documents=tuple(batch)))
 
 
+def sync_requests(request: AddDocumentsRequest, folder: SyncedFolder, limit: int) -> Iterator[Message]:
+    """The messages of a synchronization: its documents, and when all are read, the doubtful files, and their number.
+    Raises as `add_document_requests`, and NoText for a folder without a document.
+    """
+    count = 0
+
+    def documents() -> Iterator[NewDocument]:
+        nonlocal count
+        for each in folder.documents():
+            count += 1
+            yield NewDocument(each.id, each.text, each.title, each.metadata, file=folder.way(each.id))
+
+    yield from add_document_requests(request, documents(), limit)
+    keep = tuple(sorted(folder.doubtful()))
+    for begin in range(0, len(keep), PIECE_DOCUMENTS):
+        yield codec.to_wire(AddDocumentsRequest(keep=keep[begin : begin + PIECE_DOCUMENTS]))
+    yield codec.to_wire(AddDocumentsRequest(num_documents=count))
+
+
 def _parts(document: NewDocument | Document, room: int) -> Iterator[NewDocument]:
     """A document whole or in parts: each at most `room` bytes, and PIECE_BYTES beside title and metadata."""
     if not all(hasattr(document, name) for name in ("id", "text", "title", "metadata")):
         raise InvalidInput(
             f"documents holds {reprlib.repr(document)}; expected documents, as NewDocument(id, text)", field="documents"
         )
-    whole = NewDocument(document.id, document.text, document.title, document.metadata)
+    file = document.file if isinstance(document, NewDocument) else ""
+    whole = NewDocument(document.id, document.text, document.title, document.metadata, file=file)
     overhead = codec.to_wire(replace(whole, text="-")).ByteSize()
     room = min(room, overhead + PIECE_BYTES)
     if overhead + FRAME_BYTES + BYTES_A_CHARACTER * len(whole.text) <= room:

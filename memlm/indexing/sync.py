@@ -1,45 +1,64 @@
 """A folder and its datastore stay the same: new documents are added, changed ones replaced, others deleted.
 
 A document is unchanged where the datastore holds the same tokens, title and metadata under its id. A document is gone
-where an earlier synchronization of the same files and folders saw it, this one does not, and its file is gone or was
-read whole. `synced.json` in the datastore's folder remembers that by hashes of ids and of their files'
+where an earlier synchronization of the same files and folders saw it, this one does not, and neither its file nor a
+folder on the way to it is in doubt. `synced.json` in the datastore's folder remembers that by hashes of ids and of
 paths, so that no name of a deleted document stays there.
+
+Documents come from a folder of this machine (`SyncedFolder`), or from an upload of one (`memlm.server.jobs.uploads`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as but
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from memlm.base.files import write_atomic
-from memlm.base.progress import Progress, silent
-from memlm.data.corpus import ALL_FILES, Corpus, Document, NoText, Problem
+from memlm.base.progress import COMPARING, DELETING, Progress, silent
+from memlm.data.corpus import Corpus, Document, NoText
+from memlm.data.synced_folder import SyncedFolder, hash_of
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import AlreadyExists, Corrupt, InvalidInput
+from memlm.errors import AlreadyExists, Corrupt
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.lock import commit_lock
 from memlm.index.store.manifest import CURRENT
 from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.build import BuildReport, add_to_index, build_index
 from memlm.model.files.checkpoint import Checkpoint
 
 SYNCED = "synced.json"
-HASH_DIGITS = 16
-VERSION = 2
-NO_FILE = "no file was found, as where a folder is not mounted; no document is deleted"
-CANNOT_BE_READ = "cannot be read"  # the reason of a folder or file that the system refuses
+VERSION = 3
+
+
+class SyncSource(Protocol):
+    """Documents of files, which are read before the rest is asked for. `origin` is a hash that tells the files and
+    folders of one synchronization from those of others.
+    """
+
+    @property
+    def origin(self) -> str: ...
+
+    def documents(self) -> Corpus:
+        """All documents."""
+
+    def files(self) -> Mapping[str, str]:
+        """The ways of their files (see `memlm.data.synced_folder`) by their ids."""
+
+    def doubtful(self) -> set[str]:
+        """Hashes of the files and folders whose documents are kept although they were not found."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
     """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, although they were
-    not found, because they are not known to be gone; and of those that are unchanged. `files` has hashes of the paths
-    of the files that were read.
+    not found, because they are not known to be gone; and of those that are unchanged. `files` has the ways of the files
+    that were read. `builds` a datastore where there is none.
     """
 
     added: tuple[str, ...] = ()
@@ -48,6 +67,7 @@ class SyncPlan:
     kept: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    builds: bool = field(default=False, compare=False, repr=False)
 
     @property
     def is_empty(self) -> bool:
@@ -63,123 +83,109 @@ class SyncReport:
     built: BuildReport | None = None
 
 
-def plan_sync(tokenizer: Tokenizer, corpus: Corpus, store: str | Path) -> SyncPlan:
+def plan_sync(
+    tokenizer: Tokenizer,
+    corpus: Corpus | SyncSource,
+    store: str | Path,
+    *,
+    replace: bool = False,
+    progress: Progress = silent,
+) -> SyncPlan:
     """Compares a corpus of files with a datastore. Reads and tokenizes all of it, and changes nothing.
 
     Raises InvalidInput for a corpus with documents in memory or from a pipe, which cannot be read again, and for one
     without any document: a folder that is empty, or not mounted, deletes nothing. Raises AlreadyExists where a document
-    would replace one that a synchronization of other files and folders made of another file.
+    would replace one that a synchronization of other files and folders made of another file, unless `replace`.
     """
-    if corpus.documents or corpus.has_pipes:
-        raise InvalidInput("only files and folders can be synchronized; name some", field="corpus")
-    look = _Look(corpus)
-    if not (Path(store) / CURRENT).exists():
-        return SyncPlan(added=tuple(document.id for document in look.documents()), files=look.files())
+    source, path = _source_of(corpus), Path(store)
+    if not (path / CURRENT).exists():
+        new = tuple(document.id for document in source.documents())
+        return SyncPlan(added=new, files=source.files(), builds=True)
     added, replaced, unchanged = list[str](), list[str](), list[str]()
-    with Datastore.open(store) as datastore:
+    with Datastore.open(path) as datastore:
         snapshot = datastore.snapshot
-        for document in look.documents():
+        for document in _told(source.documents(), progress):
             if not snapshot.has_document(document.id):
                 added.append(document.id)
             else:
                 (unchanged if _is_same(snapshot, document, tokenizer) else replaced).append(document.id)
-        seen = {*added, *replaced, *unchanged}
-        remembered = _remembered(snapshot, Path(store), corpus)
-    files = look.files()
-    _check_own(Path(store), corpus, {id_: files[id_] for id_ in replaced})
-    gone = {id_: file for id_, file in remembered.items() if id_ not in seen}
-    kept = look.kept(gone)
+        files = source.files()
+        remembered = _remembered(snapshot, path, source.origin)
+    if not replace:
+        _check_own(path, source.origin, {id_: files[id_] for id_ in replaced})
+    gone = {id_: way for id_, way in remembered.items() if id_ not in files}
+    doubtful = source.doubtful() if gone else set[str]()
+    kept = {id_ for id_, way in gone.items() if not doubtful.isdisjoint(way.split("/"))}
     deleted = tuple(id_ for id_ in gone if id_ not in kept)
-    return SyncPlan(tuple(added), tuple(replaced), deleted, tuple(kept), tuple(unchanged), files)
+    in_order = tuple(id_ for id_ in gone if id_ in kept)
+    return SyncPlan(tuple(added), tuple(replaced), deleted, in_order, tuple(unchanged), files)
 
 
 def sync_index(
     checkpoint: Checkpoint,
-    corpus: Corpus,
+    corpus: Corpus | SyncSource,
     store: str | Path,
     *,
+    replace: bool = False,
+    keys: str = "auto",
     check: str = "quick",
     progress: Progress = silent,
     plan: SyncPlan | None = None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> SyncReport:
     """Makes a datastore hold the documents of a corpus of files, and the others that it held: builds it where there is
-    none, adds and replaces in one commit, and deletes in another. Interrupted, it goes on when it is called again.
-    Documents that went away since the plan was made are not added.
+    none, adds and replaces in one commit, deletes in another, calls `on_text`, and makes the new keys, as `keys`
+    says. Interrupted, it goes on when it is called again. Documents that went away since the plan was made are not
+    added. With `replace`, documents that synchronizations of other files and folders made are these files' from now on.
 
     Raises as `plan_sync`, `build_index` and `add_to_index`.
     """
-    path = Path(store)
-    plan = plan or plan_sync(checkpoint.tokenizer, corpus, path)
-    built = None
-    quiet = replace(corpus, on_problem=lambda problem: None)  # the plan has told them
-    if not (path / CURRENT).exists():
-        built = build_index(checkpoint, quiet, path, check=check, progress=progress)
-    elif plan.added or plan.replaced:
+    source, path = _source_of(corpus), Path(store)
+    found = plan or plan_sync(checkpoint.tokenizer, source, path, replace=replace, progress=progress)
+    documents = but(source.documents(), on_problem=lambda problem: None)  # the plan has told them
+    memory = _Memory(path, source.origin, takes=replace)
+
+    def finish() -> None:
+        _delete(path, found.deleted, progress)
+        memory.write(found.files, kept=found.kept)
+        on_text()
+
+    options: dict[str, Any] = {"keys": keys, "check": check, "progress": progress, "on_text": finish}
+    if found.builds:
+        return SyncReport(found, build_index(checkpoint, documents, path, **options))
+    if found.added or found.replaced:
         # Before they are there: after a kill between the two, a later call may delete them.
-        _remember(path, corpus, {id_: plan.files[id_] for id_ in plan.added}, keeps_others=True)
-        new = replace(quiet, only=frozenset((*plan.added, *plan.replaced)))
+        memory.write({id_: found.files[id_] for id_ in found.added}, keeps_others=True)
+        new = but(documents, only=frozenset((*found.added, *found.replaced)))
         try:
-            built = add_to_index(checkpoint, new, path, replace=True, check=check, progress=progress)
+            return SyncReport(found, add_to_index(checkpoint, new, path, replace=True, **options))
         except NoText:  # the files went away since they were planned
-            plan = replace(plan, added=(), replaced=())
-    with Datastore.open(path) as datastore:
-        if gone := [id_ for id_ in plan.deleted if datastore.snapshot.has_document(id_)]:
-            datastore.delete(gone)
-    _remember(path, corpus, plan.files, kept=plan.kept)
-    return SyncReport(plan, built)
+            found = but(found, added=(), replaced=())
+    finish()
+    return SyncReport(found)
 
 
-def signature_of(corpus: Corpus) -> dict[str, tuple[int, int]]:
-    """The time of change, in nanoseconds, and the size of each file: equal where no file was written to."""
-    found = dict[str, tuple[int, int]]()
-    for name, path in corpus.files():
-        try:
-            status = path.stat()
-        except OSError:  # it went away meanwhile
-            continue
-        found[name] = status.st_mtime_ns, status.st_size
-    return found
+def _source_of(corpus: Corpus | SyncSource) -> SyncSource:
+    return SyncedFolder(corpus) if isinstance(corpus, Corpus) else corpus
 
 
-class _Look:
-    """One pass over a corpus, which notes the file of each document and the problems of files."""
+def _told(corpus: Corpus, progress: Progress) -> Iterator[Document]:
+    """The documents of a corpus, with the progress of reading them."""
+    total, read = corpus.num_bytes, 0
+    for document in corpus:
+        progress(COMPARING, read, max(total, read))
+        yield document
+        read += document.num_bytes
 
-    def __init__(self, corpus: Corpus) -> None:
-        self._corpus, self._problems, self._names = corpus, list[Problem](), dict[str, str]()
 
-    def documents(self) -> Iterable[Document]:
-        """All documents, in order. To be taken before the rest is asked for."""
-        return replace(self._corpus, on_problem=self._on_problem, on_document=self._on_document)
-
-    def files(self) -> dict[str, str]:
-        """Hashes of the paths of files by the ids of their documents."""
-        hashes = {name: _hash_of(path) for name, path in self._corpus.found()}
-        return {id_: hashes.get(name) or _hash(name) for id_, name in self._names.items()}  # it went away meanwhile
-
-    def kept(self, gone: Mapping[str, str]) -> list[str]:
-        """Those of some ids, given with hashes of their files' paths, whose files are there and had a problem, gave no
-        document or were left out: all of them, where a folder could not be listed, or has no file.
-        """
-        if gone and (empty := self._corpus.empty_places()):
-            for place in empty:
-                self._corpus.on_problem(Problem(str(place), NO_FILE))
-            return list(gone)
-        if any(problem.reason == CANNOT_BE_READ for problem in self._problems):
-            return list(gone)
-        troubled = {each for problem in self._problems for each in (problem.where, problem.where.rpartition(":")[0])}
-        whole = set(self._names.values()) - troubled
-        read = {_hash_of(path) for name, path in self._corpus.found() if name in whole}
-        all_files = replace(self._corpus, glob=ALL_FILES, hidden=True).found() if gone else ()
-        doubtful = {_hash_of(path) for _, path in all_files} - read
-        return [id_ for id_, file in gone.items() if file in doubtful]
-
-    def _on_problem(self, problem: Problem) -> None:
-        self._problems.append(problem)
-        self._corpus.on_problem(problem)
-
-    def _on_document(self, file: str, document: Document) -> None:
-        self._names[document.id] = file
-        self._corpus.on_document(file, document)
+def _delete(store: Path, document_ids: Sequence[str], progress: Progress) -> None:
+    """Deletes those documents that are there."""
+    if not document_ids:
+        return
+    progress(DELETING, 0, len(document_ids))
+    with Datastore.open(store) as datastore:
+        if there := [id_ for id_ in document_ids if datastore.snapshot.has_document(id_)]:
+            datastore.delete(there)
 
 
 def _is_same(snapshot: Snapshot, document: Document, tokenizer: Tokenizer) -> bool:
@@ -187,65 +193,75 @@ def _is_same(snapshot: Snapshot, document: Document, tokenizer: Tokenizer) -> bo
     stored = segment.documents.at(row)
     if stored.title != document.title or dict(stored.metadata) != json.loads(json.dumps(dict(document.metadata))):
         return False
-    return np.array_equal(segment.text_of(row), tokenizer.encode(document.text))
+    values_N = segment.text_of(row)
+    # Which takes a tenth of the time of tokenizing. A tokenizer that loses something may give another text.
+    if tokenizer.decode(values_N.tolist(), whole=True) == document.text:
+        return True
+    return np.array_equal(values_N, tokenizer.encode(document.text))
 
 
-def _origin(corpus: Corpus) -> str:
-    """The files and folders of a corpus, as a hash: the datastore need not tell where they are."""
-    return _hash("\n".join(sorted(os.path.abspath(path) for path in corpus.places)))
-
-
-def _hash_of(path: Path) -> str:
-    return _hash(os.path.abspath(path))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:HASH_DIGITS]
-
-
-def _remembered(snapshot: Snapshot, store: Path, corpus: Corpus) -> dict[str, str]:
-    """The ids of live documents that came from a corpus and from no other, with hashes of their files' paths."""
+def _remembered(snapshot: Snapshot, store: Path, origin: str) -> dict[str, str]:
+    """The ids of live documents that came from an origin and from no other, with the ways of their files."""
     synced = _read_synced(store)
-    own = synced.pop(_origin(corpus), {})
+    own = synced.pop(origin, {})
     others = set[str]().union(*synced.values())
-    hashes = ((document.id, _hash(document.id)) for document in snapshot.documents())
+    hashes = ((document.id, hash_of(document.id)) for document in snapshot.documents())
     return {id_: own[hash_] for id_, hash_ in hashes if hash_ in own and hash_ not in others}
 
 
-def _check_own(store: Path, corpus: Corpus, replaced: Mapping[str, str]) -> None:
-    """Raises AlreadyExists for ids, given with hashes of their files' paths, that other files of other corpora have."""
+def _check_own(store: Path, origin: str, replaced: Mapping[str, str]) -> None:
+    """Raises AlreadyExists for ids, given with the ways of their files, that other files of other origins have."""
     synced = _read_synced(store)
-    own = synced.pop(_origin(corpus), {})
+    own = synced.pop(origin, {})
 
-    def is_taken(id_: str, file: str) -> bool:
-        known = [files[_hash(id_)] for files in synced.values() if _hash(id_) in files]
-        return bool(known) and _hash(id_) not in own and file not in known
+    def is_taken(id_: str, way: str) -> bool:
+        known = [ways[hash_of(id_)] for ways in synced.values() if hash_of(id_) in ways]
+        return bool(known) and hash_of(id_) not in own and _file(way) not in map(_file, known)
 
-    if taken := [id_ for id_, file in replaced.items() if is_taken(id_, file)]:
+    if taken := [id_ for id_, way in replaced.items() if is_taken(id_, way)]:
         more = f" (and {len(taken) - 1:,} more)" if len(taken) > 1 else ""
         raise AlreadyExists(
             f"document {taken[0]!r}{more} came from another folder that was synchronized to {store}, and would be"
-            " replaced; rename its file, or synchronize to another datastore. Where the folder is the same and was"
-            f" moved, remove {store / SYNCED}"
+            " replaced; rename its file, synchronize to another datastore, or replace it all the same (--replace), as"
+            " where the folder is the same and was moved"
         )
 
 
-def _remember(
-    store: Path, corpus: Corpus, files: Mapping[str, str], *, kept: Iterable[str] = (), keeps_others: bool = False
-) -> None:
-    """Notes that documents came from files of a corpus. Notes of `kept` ones, or of all others, stay."""
-    synced, origin = _read_synced(store), _origin(corpus)
-    before = synced.get(origin, {})
-    stay = before if keeps_others else {hash_: before[hash_] for hash_ in map(_hash, kept) if hash_ in before}
-    synced[origin] = {**stay, **{_hash(id_): file for id_, file in files.items()}}
-    write_atomic(store / SYNCED, json.dumps({"version": VERSION, "synced": synced}).encode())
+def _file(way: str) -> str:
+    return way.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The memory of a datastore of the synchronizations of an origin, which `takes` documents of others."""
+
+    store: Path
+    origin: str
+    takes: bool
+
+    def write(self, files: Mapping[str, str], *, kept: Iterable[str] = (), keeps_others: bool = False) -> None:
+        """Notes that documents came from files, given by their ways. Notes of `kept` ones, or of all others, stay."""
+        new = {hash_of(id_): way for id_, way in files.items()}
+        with commit_lock(self.store):
+            synced = _read_synced(self.store)
+            before = synced.pop(self.origin, {})
+            if self.takes:
+                synced = {origin: _without(ways, new) for origin, ways in synced.items()}
+            stay = before if keeps_others else {hash_: before[hash_] for hash_ in map(hash_of, kept) if hash_ in before}
+            after = {**synced, self.origin: {**stay, **new}}
+            if after != {**synced, self.origin: before} or self.takes:
+                write_atomic(self.store / SYNCED, json.dumps({"version": VERSION, "synced": after}).encode())
+
+
+def _without(ways: Mapping[str, str], taken: Mapping[str, str]) -> dict[str, str]:
+    return {hash_: way for hash_, way in ways.items() if hash_ not in taken}
 
 
 def _read_synced(store: Path) -> dict[str, dict[str, str]]:
-    """The hashes of ids and of their files' paths by the hash of their corpus. Raises Corrupt."""
+    """The ways of files by the hashes of their documents' ids, by their origin. Raises Corrupt."""
     try:
         content = json.loads((store / SYNCED).read_bytes())
-        if content["version"] == 1:  # which had no files, so that none of its documents is known to be gone
+        if content["version"] in (1, 2):  # which had no folders, so that none of its documents is known to be gone
             return {}
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}, expected {VERSION}")

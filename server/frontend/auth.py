@@ -51,11 +51,15 @@ class Principal:
 
     def check(self, call: str) -> None:
         """Raises PermissionDenied for a call that the token may not make, and Overloaded above its rate."""
+        self.check_right(call)
+        if self.requests_per_minute is not None:
+            self._take_token(self.requests_per_minute / 60)
+
+    def check_right(self, call: str) -> None:
+        """Raises PermissionDenied for a call that the token may not make."""
         if self.calls is not None and call not in self.calls:
             allowed = ", ".join(sorted(self.calls)) or "nothing"
             raise PermissionDenied(f"the token {self.name!r} may not call {call}; it may call {allowed}")
-        if self.requests_per_minute is not None:
-            self._take_token(self.requests_per_minute / 60)
 
     def continue_rate_limit(self, previous: Principal) -> None:
         """Takes over the unused calls of the token's previous version."""

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from memlm.api.answers import AnswerRequest
 from memlm.api.chat import ChatRequest
-from memlm.api.datastores import LoadDatastoreRequest, StoreInfo
+from memlm.api.datastores import AddDocumentsRequest, LoadDatastoreRequest, StoreInfo
 from memlm.api.operations import OperationInfo, OperationPage
 from memlm.api.params import RetrievalParams, StoreWeight
 from memlm.errors import MemlmError, NotFound, PermissionDenied
@@ -118,6 +118,13 @@ def _one_store(rights: Rights, caller: Principal, request: Any) -> Any:
     return request
 
 
+def _one_store_that_grows(rights: Rights, caller: Principal, request: AddDocumentsRequest) -> Any:
+    """For AddDocuments, which deletes documents too where it synchronizes."""
+    if request.sync:
+        caller.check_right("DeleteDocuments")
+    return _one_store(rights, caller, request)
+
+
 def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:
     """For rpcs that retrieve from one or several datastores, by default from all of the caller's."""
     retrieval: RetrievalParams = request.retrieval
@@ -187,7 +194,7 @@ RULES: Mapping[str, Rule] = {
     "Remember": _one_store,
     "DeleteDocuments": _one_store,
     "BuildDatastore": _one_store,
-    "AddDocuments": _one_store,
+    "AddDocuments": _one_store_that_grows,
     "CompactDatastore": _one_store,
     "UnloadDatastore": _one_store,
     "LoadDatastore": _with_path,

@@ -239,13 +239,15 @@ class Service:
         first = await anext(requests, None)
         if first is None:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
-        request = self._rights.authorize(call.record.name, call.caller, replace(first, documents=()))
+        opening = replace(first, documents=(), keep=(), num_documents=0)
+        request = self._rights.authorize(call.record.name, call.caller, opening)
         self._jobs.check(request)  # before anything is read
-        with self._jobs.upload(call.queue_key) as upload:
-            await asyncio.to_thread(upload.add, first.documents)
-            async for more in requests:
-                await asyncio.to_thread(upload.add, more.documents)
-            await asyncio.to_thread(upload.finish)
+        with self._jobs.upload(call.queue_key, is_sync=bool(request.sync)) as upload:
+            message = first
+            await asyncio.to_thread(upload.take, message)
+            async for message in requests:
+                await asyncio.to_thread(upload.take, message)
+            await asyncio.to_thread(upload.finish, message.num_documents)
             operation = await self._jobs.submit(request, call.caller.name, upload)
         return self._rights.redact(call.caller, operation)
 

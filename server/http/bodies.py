@@ -396,6 +396,11 @@ _ADDING: dict[str, Schema] = {
         "description": "When keys are made: now, none, or auto, where that takes less than a minute.",
     },
     "request_id": _text("Repeating a request with its id returns the first operation."),
+    "sync": _text(
+        "The caller's name for a folder, which the datastore is made the same as: what an earlier upload under it"
+        " brought and this one does not is deleted. `replace` is then about documents that came under other names."
+    ),
+    "dry_run": _switch("With sync, only report what would change."),
 }
 ADD = _object(
     {
@@ -404,6 +409,12 @@ ADD = _object(
             "items": _object(_DOCUMENT, ("id", "text")),
             "minItems": 1,
             "description": "The documents.",
+        },
+        "keep": {
+            "type": "array",
+            "items": {"type": "string"},
+            "maxItems": MAX_DOCUMENT_IDS,
+            "description": "With sync, ids of documents, or folders of ids, that stay although they are not sent.",
         },
         **_ADDING,
     },

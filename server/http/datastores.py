@@ -23,6 +23,7 @@ from memlm.api.operations import (
     WaitOperationRequest,
 )
 from memlm.api.tracing import TraceRequest
+from memlm.data.synced_folder import hash_of
 from memlm.server.frontend.service import AdmittedCall, Service
 from memlm.server.http.bodies import (
     ADD,
@@ -81,7 +82,8 @@ async def add_documents(service: Service, exchange: Exchange) -> None:
         else:
             body = await read_body(service, call, exchange, ADD)
             documents = tuple(NewDocument(**each) for each in body.pop("documents"))
-            requests = _given(documents, exchange, {**query, **body})
+            keep = tuple(map(hash_of, body.pop("keep", ())))
+            requests = _given(documents, keep, exchange, {**query, **body})
         await _reply_accepted(exchange, await service.add_documents(call, requests))
 
 
@@ -141,15 +143,18 @@ async def _delete(service: Service, call: AdmittedCall, exchange: Exchange, docu
 
 
 async def _given(
-    documents: tuple[NewDocument, ...], exchange: Exchange, options: Mapping[str, Any]
+    documents: tuple[NewDocument, ...], keep: tuple[str, ...], exchange: Exchange, options: Mapping[str, Any]
 ) -> AsyncIterator[AddDocumentsRequest]:
-    yield AddDocumentsRequest(_store(exchange), documents=documents, **options)
+    yield AddDocumentsRequest(_store(exchange), documents=documents, keep=keep, num_documents=len(documents), **options)
 
 
 async def _uploaded(exchange: Exchange, options: Mapping[str, Any], limit: int) -> AsyncIterator[AddDocumentsRequest]:
     yield AddDocumentsRequest(_store(exchange), **options)
+    count = 0
     async for documents in documents_in(exchange.chunks(limit), exchange.headers["content-type"]):
+        count += sum(not document.continues for document in documents)
         yield AddDocumentsRequest(documents=documents)
+    yield AddDocumentsRequest(num_documents=count)  # the form is complete
 
 
 async def _reply_accepted(exchange: Exchange, operation: OperationInfo) -> None:

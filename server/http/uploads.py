@@ -64,7 +64,7 @@ class _Form:
     def __init__(self, boundary: bytes) -> None:
         self._found = list[NewDocument | HeldFile]()
         self._header, self._headers, self._header_bytes = [b"", b""], dict[bytes, bytes](), 0
-        self._num_files = 0
+        self._num_files, self._is_complete = 0, False
         self._parser = MultipartParser(
             boundary,
             {
@@ -75,6 +75,7 @@ class _Form:
                 "on_headers_finished": self._begin_file,
                 "on_part_data": self._add_data,
                 "on_part_end": self._end_file,
+                "on_end": self._complete,
             },
         )
         self._file: _Plain | _Lines | None = None
@@ -93,7 +94,12 @@ class _Form:
             raise InvalidInput(f"the form breaks off within {self._file.name!r}")
         if not self._num_files:
             raise InvalidInput("the form has no files; send some in the field files", field="files")
+        if not self._is_complete:
+            raise InvalidInput("the form breaks off between two files; send its last boundary too")
         return self._take()
+
+    def _complete(self) -> None:
+        self._is_complete = True
 
     def _take(self) -> tuple[NewDocument | HeldFile, ...]:
         found, self._found = tuple(self._found), []

@@ -1,26 +1,18 @@
-"""A job with its record, and the documents that are uploaded for it."""
+"""A job with its record."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
 import re
-import sys
 import time
 from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from secrets import token_hex
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from memlm.api.datastores import NewDocument
-from memlm.api.operations import JobReport, JobState, OperationInfo
+from memlm.api.operations import JobReport, JobState, OperationInfo, SyncOutcome
 from memlm.base.clock import Stamp
-from memlm.base.files import remove, sign, storage
-from memlm.errors import InternalError, InvalidInput, MemlmError, NotFound
+from memlm.base.files import sign
+from memlm.errors import InternalError, MemlmError, NotFound
 from memlm.server.jobs.process import IndexWorker
 from memlm.server.jobs.worker import Progressed
 from memlm.wire.status import CODES
@@ -28,7 +20,6 @@ from memlm.wire.status import CODES
 PREFIX = "operations/"
 QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")  # as `repr` writes a text
 REDACTED = "'(deleted)'"
-LINE_END = b'"}\n'  # of a document, behind its text
 _ERRORS = {kind.__name__: kind for kind in CODES}
 
 
@@ -37,7 +28,8 @@ class Job:
     """A job. The first fields are recorded, the others belong to the attempt that runs.
 
     `deleted` lists the documents that were deleted from the datastore while its replacement was built. `is_published`
-    once its text is in service, before its keys are there.
+    once its text is in service, before its keys are there. `found` is the outcome of a synchronization by its counts,
+    since a record names no documents that may be deleted; the ids are in `named`.
     """
 
     id: str
@@ -63,7 +55,9 @@ class Job:
     report: dict[str, Any] | None = None
     error: dict[str, str] | None = None
     deleted: list[str] = field(default_factory=list)
+    found: dict[str, int] | None = None
 
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict, metadata={"kept": False})
     phase: str = field(default="", metadata={"kept": False})
     done: int = field(default=0, metadata={"kept": False})
     total: int = field(default=0, metadata={"kept": False})
@@ -94,10 +88,21 @@ class Job:
             self.phase, self.phase_s, self.phase_done = message.phase, time.monotonic(), message.done
         self.done, self.total = message.done, message.total
 
+    def note_found(self, outcome: SyncOutcome) -> None:
+        """Keeps the outcome of a synchronization. A later attempt finds only the rest of the first one."""
+        if self.found is None:
+            every = asdict(outcome)
+            self.named = {name: value for name, value in every.items() if isinstance(value, tuple)}
+            self.found = {name: value for name, value in every.items() if name not in self.named}
+
     def redact(self, document_ids: Collection[str] | None = None) -> bool:
-        """Removes the ids of deleted documents (None: all quoted texts) from the error message. Returns whether it
-        changed.
+        """Removes the ids of deleted documents from the outcome of a synchronization and from the error message (None:
+        all ids, and all quoted texts). Returns whether the record changed.
         """
+        self.named = {
+            kind: tuple(id_ for id_ in ids if document_ids is not None and id_ not in document_ids)
+            for kind, ids in self.named.items()
+        }
         if self.error is None:
             return False
         names = None if document_ids is None else set(map(repr, document_ids))
@@ -108,8 +113,8 @@ class Job:
         self.error = {**self.error, "message": message}
         return is_changed
 
-    def info(self) -> OperationInfo:
-        """The job as its owner sees it."""
+    def info(self, *, names: bool = True) -> OperationInfo:
+        """The job as its owner sees it, with or without the `named` documents."""
         passed_s = time.monotonic() - self.phase_s
         per_s = (self.done - self.phase_done) / passed_s if self.phase and passed_s > 0 else 0.0
         runs = self.state == JobState.RUNNING
@@ -128,98 +133,18 @@ class Job:
             ended_s=self.ended_s,
             attempts=self.attempts,
             skipped=self.skipped,
-            report=None if self.report is None else JobReport(**self.report),
+            report=None if self.report is None else JobReport(**{**self.report, "sync": self._outcome(names=names)}),
             error=None if self.error is None else _decode_error(self.error),
         )
 
+    def _outcome(self, *, names: bool) -> SyncOutcome | None:
+        if self.found is None:
+            return None
+        known: dict[str, Any] = {**self.found, **(self.named if names else {})}
+        return SyncOutcome(**known)
+
 
 KEPT_FIELDS = tuple(each for each in fields(Job) if each.metadata.get("kept", True))
-
-
-class Upload:
-    """Documents that are being sent, written to a file of JSON Lines, which is removed unless `is_kept`."""
-
-    def __init__(self, folder: Path, max_bytes: int, max_documents: int = sys.maxsize) -> None:
-        """Creates a file in a folder, of at most `max_bytes` bytes and `max_documents` documents."""
-        self.path = folder / f"{token_hex(8)}.jsonl"
-        self.num_documents, self.num_bytes, self.is_kept = 0, 0, False
-        self._max_bytes, self._max_documents, self._digest = max_bytes, max_documents, hashlib.sha256()
-        # Of each id its 64-bit hash, seeded anew by each process: an id may be long, and there may be a million. Two of
-        # a million have the same by chance once in 40 million uploads.
-        self._ids, self._last_id = set[int](), ""
-        with storage(self.path):
-            self._file = self.path.open("wb")
-
-    def add(self, documents: tuple[NewDocument, ...]) -> None:
-        """Writes some documents, or the next part of one that `continues`.
-
-        Raises InvalidInput for a repeated id, a part of another document, or more than the limits, and StorageFull.
-        """
-        with storage(self.path):
-            for document in documents:
-                if not document.continues:
-                    self._begin(document)
-                elif document.id != self._last_id:
-                    raise InvalidInput(
-                        f"document {document.id!r} continues {self._last_id!r}; send the parts of each one after the"
-                        " other",
-                        field="documents.continues",
-                    )
-                self._write(_as_json(document.text)[1:-1])
-
-    def _begin(self, document: NewDocument) -> None:
-        """Ends a line and begins the next, up to the document's text."""
-        if self.num_documents >= self._max_documents:
-            raise InvalidInput(
-                f"more than {self._max_documents:,} documents in one upload; add in several calls", field="documents"
-            )
-        if hash(document.id) in self._ids:
-            raise InvalidInput(f"document {document.id!r} came twice; send each once", field="documents.id")
-        if self.num_documents:
-            self._write(LINE_END)
-        self._ids.add(hash(document.id))
-        self._last_id = document.id
-        self.num_documents += 1
-        fields_before_text = {**document.metadata, "id": document.id, "title": document.title}
-        fields_before_text.pop("text", None)
-        self._write(_as_json({**fields_before_text, "text": ""}).removesuffix(LINE_END.rstrip()))
-
-    def _write(self, data: bytes) -> None:
-        self.num_bytes += len(data)
-        if self.num_bytes > self._max_bytes:
-            raise InvalidInput(
-                f"more than {self._max_bytes:,} bytes in one upload; add in several calls", field="documents"
-            )
-        self._digest.update(data)
-        self._file.write(data)
-
-    def finish(self) -> None:
-        """Syncs the file. Raises InvalidInput for an upload without documents, and StorageFull."""
-        if not self.num_documents:
-            raise InvalidInput("no document was sent; send at least one", field="documents")
-        with storage(self.path):
-            self._write(LINE_END)
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the file."""
-        return self._digest.hexdigest()
-
-    def __enter__(self) -> Upload:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self.is_kept:
-            remove(self.path)
-        with suppress(OSError):  # the buffer does not fit a full disk, which `finish` has reported
-            self._file.close()
-
-
-def _as_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
 
 
 def _decode_error(record: dict[str, str]) -> MemlmError:

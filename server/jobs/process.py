@@ -20,12 +20,10 @@ from memlm.server.jobs.worker import (
     COMPACT,
     DELETE,
     Begun,
-    Committed,
     Ended,
     FromIndexWorker,
-    Progressed,
+    FromTask,
     Ready,
-    Skipped,
     Task,
     WorkerSettings,
     run_index_worker,
@@ -53,9 +51,7 @@ class IndexWorker:
         self.is_new, self.has_begun, self.may_stay = True, False, False
         self._started = asyncio.ensure_future(self._start(worker_end))
 
-    async def run(
-        self, task: Task, on_message: Callable[[Progressed | Committed | Skipped], Awaitable[None]]
-    ) -> Ended | None:
+    async def run(self, task: Task, on_message: Callable[[FromTask], Awaitable[None]]) -> Ended | None:
         """Runs a task. Returns None if the process died or was killed."""
         self.has_begun = self.may_stay = False
         await asyncio.shield(self._started)

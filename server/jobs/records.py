@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,22 @@ class JobRecords:
         async with job.writing:
             remove(self._file(job))
 
+    async def forget_documents(
+        self, store: str, document_ids: Collection[str] | None = None, *, by: Job | None = None
+    ) -> None:
+        """Names documents of a datastore that were deleted (None: all that its jobs name) no more, and deletes those
+        that are known from a replacement that is being built. The job that deleted them names them on.
+        """
+        for job in self:
+            if job.store != store or job is by:
+                continue
+            if job.is_open and job.kind == BUILD and not job.is_published:
+                if document_ids:
+                    job.deleted = sorted({*job.deleted, *document_ids})
+                    await self.write(job)
+            elif job.redact(document_ids):
+                await self.write(job)
+
     async def forget_old(self) -> None:
         """Removes jobs that ended KEEP_S ago by the monotonic clock, and the oldest of more than KEEP_COUNT."""
         ages = {job: self._clock.since_s(job.ended_stamp) for job in self if job.ended_stamp is not None}
@@ -121,9 +137,9 @@ class JobRecords:
             if job.kind == BUILD:
                 job.path = str(folder.parent / Path(job.path).name)
             self._jobs[job.id] = job
-        kept = {job.documents for job in self._jobs.values() if job.is_open}
-        for stray in (*folder.glob("*.jsonl"), *folder.glob("*.tmp")):
-            if str(stray) not in kept:
+        kept = {Path(job.documents).stem for job in self._jobs.values() if job.is_open and job.documents}
+        for stray in (each for kind in ("jsonl", "ways", "tmp") for each in folder.glob(f"*.{kind}")):
+            if stray.suffix == ".tmp" or stray.stem not in kept:
                 remove(stray)
 
     def _file(self, job: Job) -> Path:

@@ -11,12 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
 
 from memlm.api.datastores import GetDatastoreRequest, LoadDatastoreRequest, RememberRequest
 from memlm.api.operations import JobReport, JobState
-from memlm.base.files import remove
-from memlm.base.progress import LOADING
+from memlm.base.progress import COMPARING, LOADING
 from memlm.errors import (
     AlreadyExists,
     Cancelled,
@@ -35,7 +33,20 @@ from memlm.server.jobs.job import Job
 from memlm.server.jobs.process import IndexWorkers
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.short import documents_of, may_overtake
-from memlm.server.jobs.worker import ADD, BUILD, COMPACT, DELETE, KEYS, Committed, Ended, Progressed, Skipped, Task
+from memlm.server.jobs.tasks import task_of
+from memlm.server.jobs.uploads import remove_upload
+from memlm.server.jobs.worker import (
+    ADD,
+    BUILD,
+    DELETE,
+    SYNC,
+    Committed,
+    Ended,
+    FromTask,
+    Planned,
+    Skipped,
+    Task,
+)
 from memlm.server.registry import DatastoreRegistry
 from memlm.wire.status import kind_of
 
@@ -205,7 +216,7 @@ class JobRunner:
     async def _attempt(self, job: Job) -> None:
         job.phase = "" if job.phase == WAITING else job.phase
         await self._begin(job)
-        await self._handle_outcome(job, None if job.is_cancelled else await self._run(job, self._task(job)))
+        await self._handle_outcome(job, None if job.is_cancelled else await self._run(job, task_of(job, self._config)))
 
     async def _handle_outcome(self, job: Job, ended: Ended | None) -> None:
         """Ends or requeues a job after an attempt. `ended` is None for a process that died, was killed or never
@@ -260,59 +271,31 @@ class JobRunner:
                 return ended
             log.info("a kept index worker was gone; another does %s", job.name)
 
-    async def _note(self, job: Job, message: Progressed | Committed | Skipped) -> None:
+    async def _note(self, job: Job, message: FromTask) -> None:
         if isinstance(message, Committed):
-            await self._publish_text(job)
+            await self._publish_text(job, message)
+            return
+        if isinstance(message, Planned):
+            job.note_found(message.outcome)
+            await self._records.write(job)
             return
         if isinstance(message, Skipped):
             job.skipped += 1
             log.warning("%s: %s is left out", job.name, message.problem)
             return
         job.update_progress(message)
-        if not job.has_begun and message.phase != LOADING:
+        if not job.has_begun and message.phase not in (LOADING, COMPARING):
             job.has_begun = True
             await self._records.write(job)
-
-    def _task(self, job: Job) -> Task:
-        config, request = self._config, job.request
-        common: dict[str, Any] = {
-            "kind": job.kind,
-            "store": job.store,
-            "path": Path(job.path),
-            "model": config.model,
-            "dtype": config.dtype,
-            "device": config.device,
-            "num_threads": config.index_threads,
-            "is_resumed": job.attempts > 1,
-            "is_published": job.is_published,
-            "check": request.get("check", "quick"),
-            "keys": request.get("keys", "auto"),
-        }
-        if job.kind == ADD:
-            return Task(**common, corpus=(Path(job.documents),), replace=request["replace"], since=job.since)
-        if job.kind == COMPACT:
-            return Task(**common, purge=request.get("purge", False))
-        if job.kind == KEYS:
-            return Task(**common)
-        options = {
-            name: request[name]
-            for name in ("index", "target", "max_ram_bytes", "prune", "window", "stride", "seed")
-            if request.get(name) is not None
-        }
-        return Task(
-            **common,
-            corpus=tuple(Path(path).absolute() for path in request["corpus"]),  # a "-" is a file of that name here
-            glob=request["glob"],
-            hidden=request.get("hidden", False),
-            roots=config.corpus_roots,
-            options={**options, "keep_keys": not request["drop_keys"]},
-        )
 
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
         if job.kind != BUILD or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
-            if job.request.get("replace"):
+            if job.kind == SYNC:
+                if job.attempts > 1:  # what the attempt before deleted is not known
+                    await self._records.forget_documents(job.store, by=job)
+            elif job.request.get("replace"):
                 self._workers.mark_deleted(job.store)
             if job.request.get("purge"):
                 for other in self._records:
@@ -325,7 +308,7 @@ class JobRunner:
                 await self._delete_from_replacement(job)
             await self._put_in_service(job)
 
-    async def _publish_text(self, job: Job) -> None:
+    async def _publish_text(self, job: Job, committed: Committed) -> None:
         """Puts text in service whose keys are made next. What replaces a datastore waits for them: that one may have
         some.
         """
@@ -338,13 +321,17 @@ class JobRunner:
                 job.is_published = True
         else:
             await self._wait_until_served(job.store)
+            if committed.deleted:
+                async with self.replacing:
+                    await self._records.forget_documents(job.store, committed.deleted, by=job)
             job.is_published = True
         await self._records.write(job)
 
     async def _delete_from_replacement(self, job: Job) -> None:
         """Deletes from a new datastore the documents that were deleted meanwhile from the old one."""
         for _ in range(ATTEMPTS):
-            ended = await self._run(job, replace(self._task(job), kind=DELETE, document_ids=tuple(job.deleted)))
+            task = replace(task_of(job, self._config), kind=DELETE, document_ids=tuple(job.deleted))
+            ended = await self._run(job, task)
             if ended is not None and ended.error is not None:
                 raise ended.error
             if ended is not None:
@@ -413,7 +400,7 @@ class JobRunner:
             log.error("the record of %s stays, and a restart will begin it again: %s", job.name, trouble)
         try:
             if job.documents:
-                await asyncio.to_thread(remove, Path(job.documents))
+                await asyncio.to_thread(remove_upload, Path(job.documents))
         except OSError as trouble:
             log.error("the upload of %s could not be removed: %s", job.name, trouble)
         job.ended.set()

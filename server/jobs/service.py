@@ -28,13 +28,15 @@ from memlm.api.operations import JobState, OperationInfo, OperationPage
 from memlm.api.paging import MAX_PAGE, page_of
 from memlm.base.files import is_under
 from memlm.data.folders import check_glob
+from memlm.data.synced_folder import hash_of
 from memlm.errors import AlreadyExists, Incompatible, NotFound, Overloaded, PermissionDenied
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import EnginePool, run_to_end
-from memlm.server.jobs.job import PREFIX, Job, Upload
+from memlm.server.jobs.job import PREFIX, Job
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.runner import PUBLISHING, JobRunner, cancelled_error
-from memlm.server.jobs.worker import ADD, BUILD, COMPACT
+from memlm.server.jobs.uploads import Upload
+from memlm.server.jobs.worker import ADD, BUILD, COMPACT, SYNC
 from memlm.server.quota import Quota, share_of
 from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.metrics import Metrics
@@ -108,7 +110,7 @@ class JobService:
             self._stores.path_of(request.store)
 
     @contextmanager
-    def upload(self, caller: str) -> Iterator[Upload]:
+    def upload(self, caller: str, *, is_sync: bool = False) -> Iterator[Upload]:
         """Opens a file for documents, after `check`. An index worker loads the model while they arrive. Raises
         Overloaded for a caller with too many uploads.
         """
@@ -116,7 +118,9 @@ class JobService:
         config = self._config
         with (
             self._uploads.hold(caller, 1),
-            Upload(self._records.folder, config.max_upload_bytes, config.max_upload_documents) as upload,
+            Upload(
+                self._records.folder, config.max_upload_bytes, config.max_upload_documents, is_sync=is_sync
+            ) as upload,
         ):
             self._runner.prepare()
             yield upload
@@ -158,7 +162,7 @@ class JobService:
         """The owner's operations, the latest first."""
         owned = [job for job in self._records if job.owner == owner]
         jobs, token = page_of(owned, lambda job: (-job.created_s, job.id), page_size, page_token, default=MAX_PAGE)
-        return OperationPage(tuple(job.info() for job in jobs), token)
+        return OperationPage(tuple(job.info(names=False) for job in jobs), token)
 
     async def wait(self, name: str, owner: str, timeout_s: float) -> OperationInfo:
         """Waits for the end of an operation, at most `timeout_s`, and returns its state."""
@@ -194,14 +198,7 @@ class JobService:
         async with self._runner.replacing:
             left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
             report: DeleteReport = await self._workers.answer(request, left_s, **origin)
-            for job in self._records:
-                if job.store != report.store:
-                    continue
-                if job.is_open and job.kind == BUILD and not job.is_published:
-                    job.deleted = sorted({*job.deleted, *request.document_ids})
-                    await self._records.write(job)
-                elif job.redact(request.document_ids):
-                    await self._records.write(job)
+            await self._records.forget_documents(report.store, request.document_ids)
         return report
 
     async def remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
@@ -250,6 +247,9 @@ class JobService:
         name, path = self._stores.path_of(request.store)
         if isinstance(request, AddDocumentsRequest):
             kind, options = ADD, {"replace": request.replace, "check": request.check, "keys": request.keys}
+            if request.sync:  # callers may have different folders of one name
+                kind, folder = SYNC, hash_of(f"{owner}\n{request.sync}")
+                options |= {"origin": folder, "dry_run": request.dry_run}
         else:
             kind, options = COMPACT, {"purge": request.purge, "check": request.check}
         documents = "" if upload is None else str(upload.path)

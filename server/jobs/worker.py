@@ -1,4 +1,4 @@
-"""The index worker: a process that builds, extends or compacts datastores at low priority.
+"""The index worker: a process that builds, extends, synchronizes or compacts datastores at low priority.
 
 One that stays loads the model and then forks a child for each task. The child reads the task, does it and exits, so
 that no text, lock or file of a datastore is ever in the process that stays. Any other worker does one task and exits.
@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memlm.api.operations import JobReport
+from memlm.api.operations import JobReport, SyncOutcome
 from memlm.base.machine import die_with_parent
 from memlm.base.progress import LOADING
 from memlm.errors import InternalError, MemlmError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from memlm.model.files.checkpoint import Checkpoint
 
 REPORT_INTERVAL_S = 0.2
-BUILD, ADD, COMPACT, DELETE, KEYS = "build", "add", "compact", "delete", "keys"
+BUILD, ADD, SYNC, COMPACT, DELETE, KEYS = "build", "add", "sync", "compact", "delete", "keys"
 
 log = logging.getLogger("memlm.server.index_worker")
 
@@ -57,8 +57,9 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as its process gets it. `since` is the newest segment before an addition. `is_resumed` says that an earlier
-    attempt may have begun, or even committed, and `is_published` that its text is in service.
+    """A job as its process gets it. `origin` tells one synchronized folder from others. `since` is the newest segment
+    before an addition. `is_resumed` says that an earlier attempt may have begun, or even committed, and `is_published`
+    that its text is in service.
     """
 
     kind: str
@@ -77,6 +78,8 @@ class Task:
     check: str = "quick"
     keys: str = "auto"
     document_ids: tuple[str, ...] = ()
+    origin: str = ""
+    dry_run: bool = False
     since: int = 0
     is_resumed: bool = False
     is_published: bool = False
@@ -106,7 +109,18 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The text is in the datastore and can be served, while its keys are made."""
+    """The text is in the datastore and can be served, while its keys are made. A synchronization has `deleted` these
+    documents.
+    """
+
+    deleted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The work that a synchronization found."""
+
+    outcome: SyncOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +138,8 @@ class Ended:
     error: MemlmError | None = None
 
 
-FromIndexWorker: TypeAlias = Ready | Begun | Progressed | Committed | Skipped | Ended
+FromTask: TypeAlias = Progressed | Committed | Planned | Skipped  # while it is done
+FromIndexWorker: TypeAlias = Ready | Begun | FromTask | Ended
 
 
 def run_index_worker(pipe: Connection, settings: WorkerSettings) -> None:
@@ -217,7 +232,7 @@ def _run_next(pipe: Connection, checkpoint: Checkpoint | None) -> None:
     pipe.send(Begun(os.getpid()))
     with _exiting_with_front_end(pipe):
         try:
-            ended = Ended(_run(task, _ProgressReporter(pipe), checkpoint))
+            ended = Ended(_run(task, ProgressReporter(pipe), checkpoint))
         except MemlmError as error:
             ended = Ended(None, error)
         except Exception:
@@ -228,7 +243,7 @@ def _run_next(pipe: Connection, checkpoint: Checkpoint | None) -> None:
         pipe.send(ended)
 
 
-def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None = None) -> JobReport:
+def _run(task: Task, reporter: ProgressReporter, checkpoint: Checkpoint | None = None) -> JobReport:
     """Does the task, unless an earlier attempt has committed it. Loads the model if there is no `checkpoint`."""
     import torch
 
@@ -236,6 +251,7 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
     from memlm.index.store.datastore import Datastore
     from memlm.index.store.manifest import CURRENT
     from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, index_keys
+    from memlm.server.jobs.syncing import sync_upload
 
     begin_s, model = time.monotonic(), checkpoint or task.model
     torch.set_num_threads(task.num_threads or torch.get_num_threads())
@@ -252,6 +268,8 @@ def _run(task: Task, reporter: _ProgressReporter, checkpoint: Checkpoint | None 
         _delete(task)
     elif task.kind == KEYS:
         index_keys(task.path, model, most_pieces=1, **common)
+    elif task.kind == SYNC:
+        sync_upload(task, model, reporter)
     else:
         common["keys"] = task.keys
         corpus = Corpus(
@@ -314,7 +332,7 @@ def _was_added(task: Task, corpus: Any) -> bool:
         )
 
 
-class _ProgressReporter:
+class ProgressReporter:
     """Sends progress to the front end a few times a second."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -328,9 +346,13 @@ class _ProgressReporter:
         self._phase, self._reported_s = phase, now_s
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
-    def committed(self) -> None:
-        """Reports that the text is in the datastore."""
-        self._pipe.send(Committed())
+    def committed(self, deleted: tuple[str, ...] = ()) -> None:
+        """Reports that the text is in the datastore, and documents that were deleted."""
+        self._pipe.send(Committed(deleted))
+
+    def planned(self, outcome: SyncOutcome) -> None:
+        """Reports the work that a synchronization found."""
+        self._pipe.send(Planned(outcome))
 
     def problem(self, problem: object) -> None:
         """Reports a document that is skipped."""

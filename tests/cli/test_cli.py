@@ -64,7 +64,7 @@ def test_every_command_has_help_with_an_example(capsys):
     groups = {"": "train eval lm-eval generate chat answer trace inspect demo serve doctor",
               "index": "build add sync delete compact verify snapshot info search tune",
               "client": "generate chat answer passages score search trace model info",
-              "client datastore": "list delete",
+              "client datastore": "list delete add sync",
               "client session": "create append info list forget fork delete",
               "bench": "build generate serve load model versus"}  # fmt: skip
     for group, commands in groups.items():

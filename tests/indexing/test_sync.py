@@ -9,11 +9,13 @@ import pytest
 from texts import make_text
 
 from memlm.data.corpus import Corpus, Document
+from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, signature_of, way_of
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
+from memlm.indexing import build as build_module
 from memlm.indexing import sync as sync_module
-from memlm.indexing.build import add_to_index, build_index
-from memlm.indexing.sync import SYNCED, SyncPlan, plan_sync, signature_of, sync_index
+from memlm.indexing.build import build_index
+from memlm.indexing.sync import SYNCED, SyncPlan, plan_sync, sync_index
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 
@@ -180,7 +182,7 @@ def test_a_document_of_another_folder_is_not_replaced(checkpoint, docs, tmp_path
     for name in ("a.txt", "b.txt"):
         (other / name).write_text("another folder's")
     for path in (other, other / "b.txt"):
-        with pytest.raises(AlreadyExists, match=r"'.\.txt'.* rename its file.*synced\.json"):
+        with pytest.raises(AlreadyExists, match=r"'.\.txt'.* rename its file.*--replace"):
             synced(checkpoint, store, path)
     assert texts_in(checkpoint, store) == before
     (docs / "a.txt").write_text("the same file")
@@ -189,8 +191,11 @@ def test_a_document_of_another_folder_is_not_replaced(checkpoint, docs, tmp_path
     (moved / "b.txt").write_text("the same folder")
     with pytest.raises(AlreadyExists):
         synced(checkpoint, store, moved)
-    (store / SYNCED).unlink()
-    assert synced(checkpoint, store, moved).replaced == ("b.txt",)
+    plan = sync_index(checkpoint, Corpus([moved]), store, replace=True, check="none").plan
+    assert (plan.replaced, plan.unchanged) == (("b.txt",), ("a.txt", "c.html"))
+    for name in ("a.txt", "b.txt"):
+        (moved / name).unlink()
+    assert synced(checkpoint, store, moved).deleted == ("a.txt", "b.txt")  # they are its own now
 
 
 def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
@@ -201,18 +206,61 @@ def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
     assert synced(checkpoint, store, docs).deleted == ("two",)
 
 
-def test_a_memory_without_files_deletes_nothing(checkpoint, docs, tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_memory_without_folders_deletes_nothing(checkpoint, docs, tmp_path, version):
     store = tmp_path / "store"
     synced(checkpoint, store, docs)
     old = {origin: list(files) for origin, files in json.loads((store / SYNCED).read_text())["synced"].items()}
-    (store / SYNCED).write_text(json.dumps({"version": 1, "synced": old}))
+    if version == 2:
+        old = {origin: dict.fromkeys(ids, "0123456789abcdef") for origin, ids in old.items()}
+    (store / SYNCED).write_text(json.dumps({"version": version, "synced": old}))
     (docs / "a.txt").unlink()
     assert synced(checkpoint, store, docs) == SyncPlan(unchanged=("b.txt", "c.html"))
     (docs / "b.txt").unlink()
     assert synced(checkpoint, store, docs).deleted == ("b.txt",)
 
 
-def test_a_folder_that_cannot_be_listed_deletes_nothing(checkpoint, docs, tmp_path, monkeypatch):
+def test_an_empty_folder_within_keeps_its_documents(checkpoint, docs, tmp_path):
+    store, mounted = tmp_path / "store", docs / "mounted"
+    (mounted / "deep").mkdir(parents=True)
+    (mounted / "deep" / "e.txt").write_text("far below")
+    (mounted / "x.jsonl").write_text(ROWS)
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    mounted.rename(tmp_path / "away")
+    (mounted / "lost+found").mkdir(parents=True)
+    assert synced(checkpoint, store, docs) == SyncPlan(
+        deleted=("a.txt",), kept=("mounted/deep/e.txt", "one", "two"), unchanged=("b.txt", "c.html")
+    )
+    (mounted / "f.txt").write_text("somebody is in")
+    assert set(synced(checkpoint, store, docs).deleted) == {"mounted/deep/e.txt", "one", "two"}
+
+
+def test_a_folder_that_goes_away_while_it_is_read_keeps_its_documents(checkpoint, docs, tmp_path):
+    store, mounted = tmp_path / "store", docs / "mounted"
+    mounted.mkdir()
+    (mounted / "m.txt").write_text("far away")
+    synced(checkpoint, store, docs)
+    going = Corpus([docs], on_document=lambda file, document: shutil.rmtree(mounted, ignore_errors=True))
+    assert plan_sync(checkpoint.tokenizer, going, store).kept == ("mounted/m.txt",)
+    assert plan_sync(checkpoint.tokenizer, going, store).deleted == ("mounted/m.txt",)
+
+
+def test_ways_of_deep_files_are_short_and_tell_them_apart(tmp_path):
+    deep = "/".join(["d"] * (2 * MAX_FOLDERS))
+    (tmp_path / deep).mkdir(parents=True)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / deep / name).write_text("a text")
+    folder = SyncedFolder(Corpus([tmp_path]))
+    list(folder.documents())
+    one, other = folder.files().values()
+    assert one != other
+    for way in (one, way_of(f"{deep}/a.txt")):
+        assert len(way.split("/")) == MAX_FOLDERS + 1
+    assert way_of("d/a").split("/")[0] == way_of("d/e/b").split("/")[0] == way_of("d")
+
+
+def test_a_folder_that_cannot_be_listed_keeps_its_documents(checkpoint, docs, tmp_path, monkeypatch):
     store = tmp_path / "store"
     (docs / "deep").mkdir()
     (docs / "deep" / "e.txt").write_text("far below")
@@ -226,9 +274,11 @@ def test_a_folder_that_cannot_be_listed_deletes_nothing(checkpoint, docs, tmp_pa
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    assert synced(checkpoint, store, docs).kept == ("a.txt", "deep/e.txt")
-    monkeypatch.undo()
-    assert synced(checkpoint, store, docs).deleted == ("a.txt",)
+    plan = synced(checkpoint, store, docs)
+    assert (plan.deleted, plan.kept) == (("a.txt",), ("deep/e.txt",))
+    healing = Corpus([docs], on_document=lambda file, document: monkeypatch.undo())
+    assert plan_sync(checkpoint.tokenizer, healing, store).kept == ("deep/e.txt",)  # it can be listed in the end
+    assert synced(checkpoint, store, docs).unchanged == ("b.txt", "c.html", "deep/e.txt")
 
 
 def test_titles_and_metadata_count_too(checkpoint, tmp_path):
@@ -240,28 +290,27 @@ def test_titles_and_metadata_count_too(checkpoint, tmp_path):
     assert synced(checkpoint, store, file).unchanged == ("x",)
 
 
-@pytest.mark.parametrize("step", ["add_to_index", "Datastore"])
+@pytest.mark.parametrize("step", ["add_to_index", "_delete", "make_keys"])
 def test_an_interrupted_call_goes_on_when_it_is_called_again(checkpoint, docs, tmp_path, monkeypatch, step):
     class Killed(Exception):
         pass
 
     def kill(*args, **options):
-        if step == "add_to_index":
-            add_to_index(*args, **options)
         raise Killed
 
     store = tmp_path / "store"
     synced(checkpoint, store, docs)
     (docs / "a.txt").unlink()
     (docs / "d.txt").write_text("a new one")
-    plan = plan_sync(checkpoint.tokenizer, Corpus([docs]), store)
-    stand_in = kill if step == "add_to_index" else type("Killing", (), {"open": staticmethod(kill)})
-    monkeypatch.setattr(sync_module, step, stand_in)
+    monkeypatch.setattr(build_module if step == "make_keys" else sync_module, step, kill)
     with pytest.raises(Killed):
-        sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan)
+        synced(checkpoint, store, docs)
     monkeypatch.undo()
+    assert ("d.txt" in texts_in(checkpoint, store)) == (step != "add_to_index")
+    assert ("a.txt" in texts_in(checkpoint, store)) == (step != "make_keys")  # a deletion does not wait for keys
     (docs / "d.txt").unlink()  # what was added in between is known as the folder's
-    assert set(synced(checkpoint, store, docs).deleted) == {"a.txt", "d.txt"}
+    synced(checkpoint, store, docs)
+    assert set(texts_in(checkpoint, store)) == {"b.txt", "c.html"}
 
 
 def test_files_that_went_away_since_the_plan_are_not_added(checkpoint, docs, tmp_path):

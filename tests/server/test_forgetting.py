@@ -1,5 +1,6 @@
 """Forgetting: once a deletion is acknowledged, nothing answers with the document, and a purge leaves no byte of it."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,23 @@ def test_a_resumed_generation_does_not_name_what_was_replaced_since(changing: Ru
         client.datastores.add("store", [new], replace=True).result()
         assert gone not in documents_in(resumed(stub, events))
         assert gone in documents_in(generated(stub))
+
+
+def test_a_resumed_generation_does_not_name_what_a_synchronization_removed_since(
+    changing: RunningServer, tmp_path: Path, corpus_folder: Path
+) -> None:
+    docs = Path(shutil.copytree(corpus_folder, tmp_path / "docs"))
+    with grpc.insecure_channel(changing.address) as channel, Client(changing.address) as client:
+        assert client.datastores.sync("store", docs).result(PATIENCE_S).sync.num_unchanged == 8
+        stub = GenerationStub(channel)
+        events = generated(stub)
+        (gone, replaced, *others) = sorted(documents_in(events))
+        (docs / gone).unlink()
+        (docs / replaced).write_text(make_text(900, 60))
+        outcome = client.datastores.sync("store", docs).result(PATIENCE_S).sync
+        assert (outcome.deleted, outcome.replaced) == ((gone,), (replaced,))
+        assert documents_in(resumed(stub, events)) == set(others)
+        assert replaced in documents_in(generated(stub))
 
 
 def named(*document_ids: str, store: str = "s") -> bytes:

@@ -17,9 +17,10 @@ from memlm.base.files import read_signed
 from memlm.errors import AlreadyExists
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool
-from memlm.server.jobs.job import Job, Upload
+from memlm.server.jobs.job import Job
 from memlm.server.jobs.records import KEEP_S, JobRecords
 from memlm.server.jobs.service import JobService
+from memlm.server.jobs.uploads import Upload
 from memlm.server.jobs.worker import BUILD
 from memlm.server.registry import DatastoreRegistry
 from memlm.server.telemetry.metrics import Metrics
@@ -205,10 +206,12 @@ def test_a_restart_keeps_the_uploads_of_open_jobs_however_the_folder_is_spelled(
     one = job()
     one.documents = str(upload.path)
     asyncio.run(records.add(one))
-    (tmp_path / "jobs" / "left.jsonl").touch()
+    for kind in ("jsonl", "ways"):
+        (tmp_path / "jobs" / f"left.{kind}").touch()
     (again,) = JobRecords(tmp_path / "jobs")
     assert Path(again.documents).is_file()
     assert len(list((tmp_path / "jobs").glob("*.jsonl"))) == 1
+    assert not list((tmp_path / "jobs").glob("*.ways"))
 
 
 def test_writers_of_one_file_do_not_share_a_temporary_file(tmp_path: Path, slow_disk: SlowDisk) -> None:

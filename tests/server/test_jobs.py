@@ -45,8 +45,8 @@ from memlm.index.store.lock import write_lock
 from memlm.indexing.build import add_to_index, build_index
 from memlm.language_model import LanguageModel
 from memlm.server.config import ServerConfig
-from memlm.server.jobs.job import Upload
-from memlm.server.jobs.worker import ADD, BUILD, Task, _ProgressReporter, _run
+from memlm.server.jobs.uploads import Upload
+from memlm.server.jobs.worker import ADD, BUILD, ProgressReporter, Task, _run
 
 NEW = [NewDocument(f"new-{n}", make_text(100 + n, 60), metadata={"number": n}) for n in range(3)]
 
@@ -515,16 +515,19 @@ def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
         assert [info.kind for info in client.operations.list()] == ["build"]
 
 
+@pytest.mark.parametrize("full", ["full.jsonl", "full.ways"])
 @pytest.mark.parametrize("characters", [10, 100_000])
-def test_an_upload_that_fills_the_disk_is_told_so_and_removed(tmp_path: Path, monkeypatch, characters: int) -> None:
+def test_an_upload_that_fills_the_disk_is_told_so_and_removed(
+    tmp_path: Path, monkeypatch, characters: int, full: str
+) -> None:
     """Also where only closing the file writes what is still in its buffer."""
-    monkeypatch.setattr("memlm.server.jobs.job.token_hex", lambda size: "full")
-    (tmp_path / "full.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr("memlm.server.jobs.uploads.token_hex", lambda size: "full")
+    (tmp_path / full).symlink_to("/dev/full")
 
     def send() -> None:
-        with Upload(tmp_path, 1 << 30) as upload:
+        with Upload(tmp_path, 1 << 30, is_sync=full == "full.ways") as upload:
             upload.add((NewDocument("a", "x" * characters),))
-            upload.finish()
+            upload.finish(1)
 
     with pytest.raises(StorageFull, match="make room"):
         send()
@@ -532,7 +535,7 @@ def test_an_upload_that_fills_the_disk_is_told_so_and_removed(tmp_path: Path, mo
 
 
 def test_an_upload_that_is_given_up_on_a_full_disk_is_removed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("memlm.server.jobs.job.token_hex", lambda size: "full")
+    monkeypatch.setattr("memlm.server.jobs.uploads.token_hex", lambda size: "full")
     (tmp_path / "full.jsonl").symlink_to("/dev/full")
     with pytest.raises(InvalidInput, match="came twice"), Upload(tmp_path, 1 << 30) as upload:
         upload.add((NewDocument("a", "x"), NewDocument("a", "x")))
@@ -713,7 +716,7 @@ def test_an_addition_killed_in_its_checks_is_finished_by_the_next_worker(model_f
         add_to_index(model_folder, Corpus([second]), tmp_path / "s", progress=kill_in_checks)
     task = Task(ADD, "s", tmp_path / "s", model_folder, corpus=(second,), since=1, is_resumed=True)
     pipe, worker_end = Pipe()
-    _run(task, _ProgressReporter(worker_end))
+    _run(task, ProgressReporter(worker_end))
     assert "read" not in (phases := phases_in(pipe)), "the documents were read once"
     assert "check" in phases
     with Datastore.open(tmp_path / "s") as store:
@@ -730,7 +733,7 @@ def test_a_build_killed_in_its_checks_is_finished_by_the_next_worker(model_folde
         assert store.manifest.quality is None
     task = Task(BUILD, "s", tmp_path / "s", model_folder, corpus=(corpus_folder,), options=options, is_resumed=True)
     pipe, worker_end = Pipe()
-    first, second = (_run(task, _ProgressReporter(worker_end)) for _ in range(2))
+    first, second = (_run(task, ProgressReporter(worker_end)) for _ in range(2))
     assert "read" not in (phases := phases_in(pipe)), "the documents were read once"
     assert "check" in phases
     with Datastore.open(tmp_path / "s") as store:

@@ -94,19 +94,23 @@ def run_index_worker_on_full_disk(*arguments: Any) -> None:
 
 
 def run_halting_index_worker(*arguments: Any) -> None:
-    """Its jobs stop themselves once they have read or copied something, and before they commit it."""
-    from memlm.server.jobs.worker import _ProgressReporter
+    """Its jobs stop themselves once they have read or copied something, and before they commit it, or in the midst of
+    the phase that the file names.
+    """
+    from memlm.server.jobs.worker import ProgressReporter
     from memlm.server.jobs.worker import run_index_worker as run
 
-    report = _ProgressReporter.progress
+    report = ProgressReporter.progress
 
     def progress(self: Any, phase: str, done: int, total: int | None, note: str = "") -> None:
         report(self, phase, done, total, note)
-        in_midst = phase in ("read", "copy") and done and not note.startswith("0 entries")
-        if in_midst and Path(os.environ[HALTS]).exists():
+        halts = Path(os.environ[HALTS])
+        if not (done and halts.exists()) or note.startswith("0 entries"):
+            return
+        if phase in (halts.read_text() or "read", halts.read_text() or "copy"):
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    _ProgressReporter.progress = progress  # type: ignore[method-assign]
+    ProgressReporter.progress = progress  # type: ignore[method-assign]
     run(*arguments)
 
 

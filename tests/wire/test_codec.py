@@ -24,7 +24,7 @@ from memlm.api import (
     sessions,
     tracing,
 )
-from memlm.api.operations import JobReport, JobState, OperationInfo, OperationPage
+from memlm.api.operations import JobReport, JobState, OperationInfo, OperationPage, SyncOutcome
 from memlm.api.request import Request
 from memlm.errors import Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
 from memlm.v1 import generation_pb2
@@ -90,6 +90,9 @@ document = st.builds(
     text,
     st.dictionaries(text, st.integers() | text, max_size=2),
 )
+path_hash = st.from_regex(datastores.HASH, fullmatch=True)
+names = st.lists(text, max_size=2).map(tuple)
+sync_outcome = st.builds(SyncOutcome, *[st.integers(0, 2**31 - 1)] * 5, *[names] * 4)
 question = prompts.filter(str.strip)
 shown = text.filter(lambda drawn: "\0" not in drawn)
 passage = st.builds(
@@ -209,6 +212,17 @@ requests = st.one_of(
         datastores.AddDocumentsRequest, maybe(text), st.booleans(), text, st.lists(document, max_size=2).map(tuple)
     ),
     st.builds(
+        datastores.AddDocumentsRequest,
+        store=maybe(text),
+        documents=st.lists(
+            st.builds(dataclasses.replace, document, file=st.from_regex(datastores.WAY, fullmatch=True)), max_size=2
+        ).map(tuple),
+        sync=text.filter(bool),
+        keep=st.lists(path_hash, max_size=3).map(tuple),
+        num_documents=int32,
+        dry_run=st.booleans(),
+    ),
+    st.builds(
         datastores.RememberRequest,
         st.lists(document.filter(lambda each: not each.continues), min_size=1, max_size=3).map(tuple),
         maybe(text),
@@ -324,7 +338,7 @@ operation_info = (
         kind=text,
         store=text,
         state=st.just(JobState.DONE),
-        report=maybe(st.builds(JobReport, text, int32, int32, int32, text, time_s, time_s, int32)),
+        report=maybe(st.builds(JobReport, text, int32, int32, int32, text, time_s, time_s, int32, maybe(sync_outcome))),
         error=st.none(),
     )
     | st.builds(

@@ -11,6 +11,7 @@ from memlm.api.datastores import BuildDatastoreRequest, parse_fields
 from memlm.base.figures import counted, figure
 from memlm.base.printable import one_line
 from memlm.cli.remote.connection import HERE, Target, Timeout, client_of
+from memlm.cli.store.sync import Replace, Watch, at_each_change, print_kind, print_total
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_table, table
 from memlm.cli.terminal.corpus_files import CorpusFiles
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from memlm.base.progress import Progress
 
 datastore = typer.Typer(help="Datastores of a server.", no_args_is_help=True)
-operation = typer.Typer(help="Jobs of a server: building, adding, compacting.", no_args_is_help=True)
+operation = typer.Typer(help="Jobs of a server: building, adding, synchronizing, compacting.", no_args_is_help=True)
 
 FOLLOW_S = 0.5
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A datastore's name.")]
 OperationName = Annotated[str, typer.Argument(metavar="NAME", help="An operation's name.")]
+LocalCorpora = Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="Local files and folders to upload.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for its end, or only print its name.")]
 RequestId = Annotated[str | None, typer.Option(help="Repeating a request with its id returns the first operation.")]
 
@@ -93,13 +95,13 @@ def build(
 ) -> None:
     """Build a datastore from texts on the server. A datastore that it replaces answers until it is complete."""
     with client_of(target, timeout) as client:
-        _follow(client.datastores.build(**request), wait=wait, json=json)
+        _show(client.datastores.build(**request), wait=wait, json=json)
 
 
 @datastore.command("add", epilog="Example: memlm client datastore add docs notes.jsonl --target localhost:50051")
 def add(
     name: Name,
-    corpus: Annotated[list[Path], typer.Argument(metavar="CORPUS...", help="Local files and folders to upload.")],
+    corpus: LocalCorpora,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -119,7 +121,43 @@ def add(
         documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
         job = client.datastores.add(name, documents, replace=replace, keys=keys, check=check, request_id=request_id)
         files.finish(report)
-        _follow(job, wait=wait, json=json)
+        _show(job, wait=wait, json=json)
+
+
+@datastore.command("sync", epilog="Example: memlm client datastore sync docs notes/ --target localhost:50051")
+def sync(
+    name: Name,
+    corpus: LocalCorpora,
+    folder: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Its name on the server (default: its place on this machine)."),
+    ] = None,
+    watch: Watch = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
+    replace: Replace = False,
+    glob: options.Glob = "**/*",
+    hidden: options.Hidden = False,
+    on_error: options.OnError = "skip",
+    keys: options.Keys = "auto",
+    check: options.Check = "quick",
+    target: Target = HERE,
+    timeout: Timeout = 3600.0,
+    report: options.Report = None,
+    json: options.Json = False,
+) -> None:
+    """Upload a folder and make a datastore the same: add, replace and delete. Others in it stay."""
+    with client_of(target, timeout) as client:
+        files = CorpusFiles()
+        documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
+
+        def sync_once() -> None:
+            job = client.datastores.sync(
+                name, documents, name=folder, replace=replace, dry_run=dry_run, keys=keys, check=check
+            )
+            _print_sync(_follow(job), json=json)
+
+        at_each_change(documents, sync_once, watch=watch)
+        files.finish(report)
 
 
 @datastore.command("remember", epilog="Example: memlm client datastore remember docs 'The port is 7443.'")
@@ -166,7 +204,7 @@ def compact(
     """Merge the segments of a datastore without its deleted documents."""
     with client_of(target, timeout) as client:
         job = client.datastores.compact(name, purge=purge, check=check, request_id=request_id)
-        _follow(job, wait=wait, json=json)
+        _show(job, wait=wait, json=json)
 
 
 @datastore.command("load", epilog="Example: memlm client datastore load docs --target localhost:50051")
@@ -220,7 +258,7 @@ def wait_operation(
 ) -> None:
     """Wait for the end of an operation. Fails if the operation fails."""
     with client_of(target, timeout) as client:
-        _follow(client.operations.open(name), wait=True, json=json)
+        _show(client.operations.open(name), wait=True, json=json)
 
 
 @operation.command("cancel", epilog="Example: memlm client operation cancel operations/0123")
@@ -252,11 +290,13 @@ def follow(job: Operation, progress: Progress) -> OperationInfo:
     return info
 
 
-def _follow(job: Operation, *, wait: bool, json: bool) -> None:
+def _show(job: Operation, *, wait: bool, json: bool) -> None:
+    """Shows an operation, or its progress to its end. Raises its error."""
+    _print_operation(_follow(job) if wait else job.progress(), json=json)
+
+
+def _follow(job: Operation) -> OperationInfo:
     """Shows the progress of an operation to its end. Raises its error."""
-    if not wait:
-        _print_operation(job.progress(), json=json)
-        return
     try:
         with ConsoleProgress() as progress:
             info = follow(job, progress)
@@ -264,7 +304,17 @@ def _follow(job: Operation, *, wait: bool, json: bool) -> None:
         err.print(f"{job.name} is still running; `memlm client operation cancel {job.name}` stops it", markup=False)
         raise
     info.outcome()
-    _print_operation(info, json=json)
+    return info
+
+
+def _print_sync(info: OperationInfo, *, json: bool) -> None:
+    """Prints the outcome of a synchronization as `memlm index sync` does."""
+    if json:
+        emit_json(_jsonable(info))
+    elif done := info.outcome().sync:
+        for kind in ("added", "replaced", "deleted", "kept"):
+            print_kind(kind, getattr(done, kind), getattr(done, f"num_{kind}"))
+        print_total(done.num_added, done.num_replaced, done.num_unchanged)
 
 
 def _print_operation(info: OperationInfo, *, json: bool) -> None:

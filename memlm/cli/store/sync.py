@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.interruption import describe_build, on_interrupt
-from memlm.errors import AlreadyExists, InvalidInput, Locked, check_choice
+from memlm.errors import AlreadyExists, DeadlineExceeded, InvalidInput, Locked, Overloaded, Unavailable, check_choice
 
 if TYPE_CHECKING:
     from memlm.data.corpus import Corpus
@@ -24,14 +25,21 @@ if TYPE_CHECKING:
 
 SHOWN = 10  # documents of each kind
 WATCH_S = 2.0  # between two looks at the files
+Watch = Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, whenever a file changes.")]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Also replace documents that other folders brought. They are this folder's then."),
+]
+_PASSING = (Locked, Unavailable, Overloaded, DeadlineExceeded)  # while no file changes
 
 
 def sync(
     store: options.StoreArgument,
     corpus: options.Corpora,
     model: options.Model,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, whenever a file changes.")] = False,
+    watch: Watch = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
+    replace: Replace = False,
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -42,7 +50,7 @@ def sync(
     json: options.Json = False,
 ) -> None:
     """Add new documents, replace changed ones, and delete those that are gone. Others in the store stay."""
-    from memlm.indexing.sync import plan_sync, signature_of, sync_index
+    from memlm.indexing.sync import plan_sync, sync_index
     from memlm.model.files.checkpoint import load_checkpoint
 
     check_choice("check", check, CHECKS)
@@ -53,37 +61,52 @@ def sync(
             progress(LOADING, 0, 1)
             checkpoint = load_checkpoint(model, dtype=dtype, device=device)
             progress(LOADING, 1, 1)
-        seen: dict[str, tuple[int, int]] | None = None
-        while seen is None or watch:
-            if seen is not None:
-                seen = _changed(documents, seen)
-            seen = signature_of(documents)
-            try:
-                plan = plan_sync(checkpoint.tokenizer, documents, store)
-                if not dry_run and not (plan.is_empty and (store / "CURRENT").exists() and watch):
-                    with ConsoleProgress() as progress:
-                        plan = sync_index(checkpoint, documents, store, check=check, progress=progress, plan=plan).plan
-            except (AlreadyExists, InvalidInput, Locked) as error:
-                if not watch:
-                    raise
-                err.print(f"memlm: {one_line(str(error))}", markup=False)
-                if isinstance(error, Locked):
-                    seen = {}  # no file changes once the lock is free
-                continue
+
+        def sync_once() -> None:
+            plan = plan_sync(checkpoint.tokenizer, documents, store, replace=replace)
+            if not dry_run and not (plan.is_empty and (store / "CURRENT").exists() and watch):
+                with ConsoleProgress() as progress:
+                    done = sync_index(
+                        checkpoint, documents, store, replace=replace, check=check, progress=progress, plan=plan
+                    )
+                plan = done.plan
             _print(plan, json=json)
+
+        at_each_change(documents, sync_once, watch=watch)
     files.finish(report)
 
 
-def _changed(corpus: Corpus, seen: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def at_each_change(corpus: Corpus, do: Callable[[], None], *, watch: bool) -> None:
+    """Does something at once and, to `watch`, again whenever a file has changed. Then its errors are told, and those
+    that pass by themselves are another reason to do it again.
+    """
+    from memlm.data.synced_folder import signature_of
+
+    while True:
+        seen = signature_of(corpus)
+        try:
+            do()
+        except (AlreadyExists, InvalidInput, *_PASSING) as error:
+            if not watch:
+                raise
+            err.print(f"memlm: {one_line(str(error))}", markup=False)
+            if isinstance(error, _PASSING):
+                seen = {}
+        if not watch:
+            return
+        _wait_for_change(corpus, seen)
+
+
+def _wait_for_change(corpus: Corpus, seen: dict[str, tuple[int, int]]) -> None:
     """Waits until a file differs and none is written any more."""
-    from memlm.indexing.sync import signature_of
+    from memlm.data.synced_folder import signature_of
 
     before = seen
     while True:
         time.sleep(WATCH_S)
         now = signature_of(corpus)
         if now == before != seen:
-            return now
+            return
         before = now
 
 
@@ -93,10 +116,23 @@ def _print(plan: SyncPlan, *, json: bool) -> None:
         emit_json({**kinds, "unchanged": len(plan.unchanged)})
         return
     for kind, ids in kinds.items():
-        why = " (not found, and not known to be gone)" if kind == "kept" else ""
-        for id_ in ids[:SHOWN]:
-            out.print(one_line(f"{kind} {id_}{why}"), markup=False, highlight=False)
-        if len(ids) > SHOWN:
-            out.print(f"{kind} {len(ids) - SHOWN:,} more")
-    total = len(plan.added) + len(plan.replaced) + len(plan.unchanged)
-    out.print(f"{counted(total, 'document')}, {len(plan.unchanged):,} of them unchanged")
+        print_kind(kind, ids[:SHOWN], len(ids))
+    print_total(len(plan.added), len(plan.replaced), len(plan.unchanged))
+
+
+def print_kind(kind: str, shown: Sequence[str], count: int) -> None:
+    """Prints the documents of one kind, of which some are shown."""
+    for id_ in shown:
+        out.print(one_line(f"{kind} {id_}"), markup=False, highlight=False)
+    if rest := count - len(shown):
+        out.print(f"{kind} {rest:,}{' more' if shown else ''}")
+    if kind == "kept" and count:
+        out.print(
+            "kept: not found, and not known to be gone, as in a file that cannot be read or is left out, or an empty"
+            " folder; remove that folder, or delete the documents by their ids"
+        )
+
+
+def print_total(added: int, replaced: int, unchanged: int) -> None:
+    """Prints the number of documents that the files have."""
+    out.print(f"{counted(added + replaced + unchanged, 'document')}, {unchanged:,} of them unchanged")

@@ -230,34 +230,44 @@ class BuildDatastoreRequest(_message.Message):
     def __init__(self, store: _Optional[str] = ..., corpus: _Optional[_Iterable[str]] = ..., glob: _Optional[str] = ..., index: _Optional[str] = ..., target: _Optional[float] = ..., max_ram_bytes: _Optional[int] = ..., drop_keys: bool = ..., prune: _Optional[float] = ..., stride: _Optional[int] = ..., seed: _Optional[int] = ..., replace: bool = ..., request_id: _Optional[str] = ..., hidden: bool = ..., window: _Optional[int] = ..., check: _Optional[str] = ..., keys: _Optional[str] = ...) -> None: ...
 
 class AddDocumentsRequest(_message.Message):
-    __slots__ = ("store", "replace", "request_id", "documents", "check", "keys")
+    __slots__ = ("store", "replace", "request_id", "documents", "check", "keys", "sync", "keep", "num_documents", "dry_run")
     STORE_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     store: str
     replace: bool
     request_id: str
     documents: _containers.RepeatedCompositeFieldContainer[Document]
     check: str
     keys: str
-    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., check: _Optional[str] = ..., keys: _Optional[str] = ...) -> None: ...
+    sync: str
+    keep: _containers.RepeatedScalarFieldContainer[str]
+    num_documents: int
+    dry_run: bool
+    def __init__(self, store: _Optional[str] = ..., replace: bool = ..., request_id: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., check: _Optional[str] = ..., keys: _Optional[str] = ..., sync: _Optional[str] = ..., keep: _Optional[_Iterable[str]] = ..., num_documents: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
 
 class Document(_message.Message):
-    __slots__ = ("id", "text", "title", "metadata", "continues")
+    __slots__ = ("id", "text", "title", "metadata", "continues", "file")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     id: str
     text: str
     title: str
     metadata: str
     continues: bool
-    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ..., continues: bool = ...) -> None: ...
+    file: str
+    def __init__(self, id: _Optional[str] = ..., text: _Optional[str] = ..., title: _Optional[str] = ..., metadata: _Optional[str] = ..., continues: bool = ..., file: _Optional[str] = ...) -> None: ...
 
 class CompactDatastoreRequest(_message.Message):
     __slots__ = ("store", "request_id", "purge", "check")
@@ -318,7 +328,7 @@ class JobMetadata(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., per_s: _Optional[float] = ..., left_s: _Optional[float] = ..., created_s: _Optional[float] = ..., started_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., attempts: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("store", "manifest", "num_documents", "num_entries", "index", "bytes_per_entry", "seconds", "num_deleted_documents")
+    __slots__ = ("store", "manifest", "num_documents", "num_entries", "index", "bytes_per_entry", "seconds", "num_deleted_documents", "sync")
     STORE_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +337,7 @@ class JobReport(_message.Message):
     BYTES_PER_ENTRY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETED_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
     store: str
     manifest: int
     num_documents: int
@@ -335,4 +346,27 @@ class JobReport(_message.Message):
     bytes_per_entry: float
     seconds: float
     num_deleted_documents: int
-    def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., seconds: _Optional[float] = ..., num_deleted_documents: _Optional[int] = ...) -> None: ...
+    sync: SyncOutcome
+    def __init__(self, store: _Optional[str] = ..., manifest: _Optional[int] = ..., num_documents: _Optional[int] = ..., num_entries: _Optional[int] = ..., index: _Optional[str] = ..., bytes_per_entry: _Optional[float] = ..., seconds: _Optional[float] = ..., num_deleted_documents: _Optional[int] = ..., sync: _Optional[_Union[SyncOutcome, _Mapping]] = ...) -> None: ...
+
+class SyncOutcome(_message.Message):
+    __slots__ = ("num_added", "num_replaced", "num_deleted", "num_kept", "num_unchanged", "added", "replaced", "deleted", "kept")
+    NUM_ADDED_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DELETED_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNCHANGED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    num_added: int
+    num_replaced: int
+    num_deleted: int
+    num_kept: int
+    num_unchanged: int
+    added: _containers.RepeatedScalarFieldContainer[str]
+    replaced: _containers.RepeatedScalarFieldContainer[str]
+    deleted: _containers.RepeatedScalarFieldContainer[str]
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_added: _Optional[int] = ..., num_replaced: _Optional[int] = ..., num_deleted: _Optional[int] = ..., num_kept: _Optional[int] = ..., num_unchanged: _Optional[int] = ..., added: _Optional[_Iterable[str]] = ..., replaced: _Optional[_Iterable[str]] = ..., deleted: _Optional[_Iterable[str]] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -134,6 +134,59 @@ def test_files_of_a_form_become_documents(http: httpx.Client) -> None:
     assert ended(http, replaced)["state"] == "done"
 
 
+def synced(http: httpx.Client, **request: Any) -> dict[str, Any]:
+    params = {"sync": "manual", "check": "none", **request.pop("params", {})}
+    operation = ended(http, http.post("/v1/datastores/docs/documents", params=params, **request))
+    assert operation["state"] == "done", operation
+    return {kind: ids for kind, ids in operation["report"]["sync"].items() if ids and not kind.startswith("num_")}
+
+
+def test_a_datastore_follows_documents_that_are_sent(http: httpx.Client) -> None:
+    """From JSON and from forms, under one name."""
+    eats, sleeps = {"id": "s/a", "text": "the quoll eats"}, {"id": "s/b", "text": "the quoll sleeps"}
+    assert synced(http, json={"documents": [eats, sleeps]}) == {"added": ["s/a", "s/b"]}
+    assert synced(http, json={"documents": [eats], "keep": ["s/b"]}) == {"kept": ["s/b"]}
+    other = {"id": "t", "text": "the quoll runs"}
+    assert synced(http, json={"documents": [other], "keep": ["s"]}) == {"added": ["t"], "kept": ["s/a", "s/b"]}
+    body = {"documents": [other, {**eats, "text": "the quoll digs"}]}
+    expected = {"replaced": ["s/a"], "deleted": ["s/b"]}
+    assert synced(http, json=body, params={"dry_run": "true"}) == expected
+    assert synced(http, json=body) == expected
+    assert ids_with(http, "the quoll") == ["t", "s/a"]
+    files = [("files", ("s/b", b"the quoll hides")), ("files", ("t", b"the quoll runs"))]
+    assert synced(http, files=files) == {"added": ["s/b"], "deleted": ["s/a"]}
+    assert sorted(ids_with(http, "the quoll")) == ["s/b", "t"]
+
+
+def test_a_form_that_breaks_off_deletes_nothing(http: httpx.Client) -> None:
+    files = [("files", (name, f"the numbat {name}".encode())) for name in ("n/1", "n/2", "n/3")]
+    params = {"sync": "broken", "check": "none"}
+    assert len(synced(http, files=files, params=params)["added"]) == 3
+    request = http.build_request("POST", "/v1/datastores/docs/documents", files=files, params=params)
+    body = request.read()
+    begin = body.index(b"\r\n--", body.index(b"n/1"))
+    ends = [*range(begin, body.index(b"n/2") + 3, 7), begin + 2 + len(body.split(b"\r\n")[0]) + 2, len(body) - 4]
+    for end in ends:
+        headers = {"content-type": request.headers["content-type"]}
+        reply = http.post("/v1/datastores/docs/documents", content=body[:end], headers=headers, params=params)
+        assert reply.status_code == 400, (body[:end], reply.text)
+    assert sorted(ids_with(http, "the numbat")) == ["n/1", "n/2", "n/3"]
+
+
+@pytest.mark.parametrize(
+    ("body", "params", "expected"),
+    [
+        ({"documents": []}, {"sync": "x"}, "documents"),
+        ({"documents": [{"id": "a", "text": "b"}]}, {"dry_run": "true"}, "dry_run is of a synchronization"),
+        ({"documents": [{"id": "a", "text": "b"}], "keep": ["c"]}, {}, "of a synchronization"),
+        ({"documents": [{"id": "a", "text": "b"}]}, {"sync": "x" * 201}, "sync has 201 characters"),
+    ],
+)
+def test_a_malformed_synchronization_is_refused(http: httpx.Client, body: Any, params: Any, expected: str) -> None:
+    reply = http.post("/v1/datastores/docs/documents", json=body, params=params)
+    assert (reply.status_code, expected in reply.text) == (400, True), reply.text
+
+
 def test_uploads_follow_the_rules_of_files(http: httpx.Client) -> None:
     """Byte order marks, ids and titles."""
     rows = b'\xef\xbb\xbf{"id": 0, "text": "an okapi eats"}\n{"id": 1.0, "title": null, "text": "an okapi sleeps"}\n'
