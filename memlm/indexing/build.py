@@ -298,6 +298,8 @@ def _loaded(
     model: str | Path | Checkpoint, dtype: str, device: str, progress: Progress, *, weights: bool = True
 ) -> Checkpoint:
     if isinstance(model, Checkpoint):
+        if weights:
+            model.read_weights()
         return model
     progress(LOADING, 0, 1)
     checkpoint = load_checkpoint(model, dtype=dtype, device=device, weights=weights)

@@ -65,6 +65,6 @@ def _first(document_ids: Sequence[str]) -> tuple[str, ...]:
 
 def _loaded(task: Task, reporter: ProgressReporter) -> Checkpoint:
     reporter.progress(LOADING, 0, 1)
-    checkpoint = load_checkpoint(task.model, dtype=task.dtype, device=task.device)
+    checkpoint = load_checkpoint(task.model, dtype=task.dtype, device=task.device, weights=False)
     reporter.progress(LOADING, 1, 1)
     return checkpoint

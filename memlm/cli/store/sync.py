@@ -59,7 +59,7 @@ def sync(
     with on_interrupt(partial(describe_build, store, model)):
         with ConsoleProgress() as progress:
             progress(LOADING, 0, 1)
-            checkpoint = load_checkpoint(model, dtype=dtype, device=device)
+            checkpoint = load_checkpoint(model, dtype=dtype, device=device, weights=False)
             progress(LOADING, 1, 1)
 
         def sync_once() -> None:
