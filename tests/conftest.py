@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from chats import PLAIN, PLAIN_TOKENS, give_template
+from hypothesis import settings
 from texts import make_text
 
 from memlm.base.machine import raise_file_limit
@@ -39,6 +40,8 @@ HEEDED = re.compile(
 def pytest_configure(config: pytest.Config) -> None:
     if sys.getfilesystemencoding() != "utf-8":
         raise pytest.UsageError("the tests write UTF-8, which is not this locale's: set PYTHONUTF8=1, as `make` does")
+    settings.register_profile("untimed", settings(deadline=None))  # a machine that does other work is slow at times
+    settings.load_profile("untimed")
     raise_file_limit()  # as the command line and the server do: a shell may give 256
     for name in filter(HEEDED.fullmatch, list(os.environ)):
         del os.environ[name]

@@ -3,7 +3,7 @@
 import pytest
 import tokenizers
 from chats import CHATML
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -206,7 +206,6 @@ CONVERSATION = ChatTemplate(CHATML.replace("<|im_start|>", "<|User|>").replace("
 GUARDED = CONVERSATION.guard(byte_level(False))
 
 
-@settings(deadline=None)
 @given(pieces=st.lists(st.lists(PIECES, max_size=6), min_size=1, max_size=3))
 def test_conversations_have_the_control_tokens_of_their_roles_alone(pieces):
     template, tokenizer = CONVERSATION, GUARDED

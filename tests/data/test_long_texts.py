@@ -86,7 +86,7 @@ def kind(request: pytest.FixtureRequest) -> Tokenizer:
     return KINDS[request.param]()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(text=texts)
 def test_a_text_in_pieces_has_the_tokens_of_the_whole(kind, text):
     (whole,) = kind._encoded([text])

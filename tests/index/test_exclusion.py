@@ -157,7 +157,7 @@ def test_unknown_names_are_told(tmp_path):
     store.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(ids=["a", "a/b", "a0", "a.", "b/a/", "a/é"], names=["a/"])
 @given(
     ids=st.lists(st.text("ab/*[]?.0é", min_size=1, max_size=5), unique=True, max_size=12),

@@ -62,7 +62,7 @@ def test_a_stored_key_finds_itself_and_the_value_that_follows(make, corpus, inde
     np.testing.assert_array_equal(found.values_QK[:, 0], corpus.values_N)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), share=st.floats(0, 1), k=st.integers(1, 40), index=st.sampled_from(INDEXES))
 def test_deleted_documents_never_come_back_and_all_others_do(tmp_path_factory, seed, share, k, index):
     from random_stores import build

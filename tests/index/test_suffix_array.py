@@ -42,7 +42,7 @@ def longest_by_loops(documents: list[list[int]], text: list[int], begin: int) ->
     return max((common(each, place, text, begin) for each in documents for place in range(len(each))), default=0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(documents, texts, st.data())
 def test_the_longest_passages_are_those_of_a_comparison_of_all_places(documents, text, data):
     array = array_of(documents)
@@ -60,7 +60,7 @@ def test_the_longest_passages_are_those_of_a_comparison_of_all_places(documents,
             assert first <= begin
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(documents, texts, st.data())
 def test_the_rows_of_a_passage_are_all_where_it_stands(documents, text, data):
     array = array_of(documents)

@@ -58,7 +58,7 @@ def is_agreed(chosen: list[int], others: list[list[int]]) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(documents, texts, st.data())
 def test_the_longest_end_is_that_of_a_comparison_of_all_places(documents, text, data):
     if data.draw(st.booleans()):  # an end that stands in a document
@@ -114,7 +114,7 @@ def test_the_continuation_of_most_places_counts():
         assert found.row == 6
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_damaged_order_hides_passages_and_makes_none_up(data):
     documents = [[1, 2, 0, 1, 2, 1, 2, 2], [2, 2, 1, 2]]

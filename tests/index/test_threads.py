@@ -3,7 +3,7 @@
 import faiss
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memlm.base.progress import silent
@@ -13,7 +13,6 @@ from memlm.index.threads import MIN_BLOCK_ROWS, PARALLEL_NUMBERS, even_blocks, f
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8, 64])
 def test_every_row_has_its_turn_once_and_the_cores_have_as_many(cores):
-    @settings(deadline=None)
     @given(num_rows=st.integers(0, 300_000), in_work=st.sampled_from([64, 1000, 32_768, 131_072]))
     @example(num_rows=113_568, in_work=32_768)
     def check(num_rows: int, in_work: int) -> None:

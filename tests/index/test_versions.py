@@ -78,7 +78,7 @@ SEGMENTS = st.lists(st.dictionaries(st.sampled_from(IDS), METADATA, min_size=1),
 
 @given(SEGMENTS, st.sets(st.sampled_from(IDS)), st.sets(st.sampled_from(IDS)), st.sampled_from([*DAYS, "2022-01-01"]))
 @example([{"a.md": {}, "b.md": {"supersedes": ["a.md"]}}, {"a.md": {"supersedes": ["b.md"]}}], set(), set(), DAYS[0])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_those_hold_that_the_twin_says_hold(tmp_path_factory, segments, deleted, excluded, day):
     store = store_of(tmp_path_factory.mktemp("store") / "s", *(list(each.items()) for each in segments))
     whole = {id_: metadata for documents in segments for id_, metadata in documents.items()}  # later ones replace

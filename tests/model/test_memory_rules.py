@@ -218,7 +218,7 @@ def test_07_the_gate_learns_from_the_start():
     assert gate.grad[2].item() == pytest.approx(slope, rel=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     capacity=st.integers(1, 23),
     steps=st.lists(st.one_of(st.integers(1, 30), st.just("clear"), st.just("fork")), min_size=1, max_size=12),

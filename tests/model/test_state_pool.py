@@ -138,7 +138,7 @@ def test_a_long_row_moves_into_huge_pages_a_part_at_a_time(decoder, monkeypatch)
     assert pool._num_huge == [4]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 21), st.integers(0, 1 << 21))
 def test_only_what_lies_between_two_bytes_is_released(first, second):
     pages = Pages((1 << 21,), torch.uint8)

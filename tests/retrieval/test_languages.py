@@ -95,7 +95,7 @@ def test_a_name_is_found_by_the_whole_and_by_its_parts_and_the_whole_counts():
 SIGNS = st.text("aZ0é ß-_./:+#“’…東京ガカ゛\u3099ー。한글국\u0301İ½ﾊ_", max_size=20)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(SIGNS | st.text(max_size=20))
 def test_the_quick_way_of_plain_runs_finds_the_same_words(text):
     for run in text.split():
@@ -108,7 +108,7 @@ TEXTS = [sentence for sentence, _ in SENTENCES.values()] + [sentence for sentenc
 PIECES = [piece for text in TEXTS for piece in text.split()] + ["max_tokens", "C++", "C#", "½", "a\u0301", "“die”"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=12))
 def test_no_language_that_is_found_loses_a_passage_that_has_the_word(pieces):
     text = " ".join(pieces)
@@ -116,7 +116,7 @@ def test_no_language_that_is_found_loses_a_passage_that_has_the_word(pieces):
         assert finds(piece, text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_no_text_loses_its_own_words(text, other):
     forms = [form for word in forms_of(f"{text} {other}") for form in word]

@@ -159,7 +159,6 @@ def check(at: tuple[RunningServer, Path], examples: int, steps: int) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=True,
         ),

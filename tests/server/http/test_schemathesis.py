@@ -13,7 +13,6 @@ schema = schemathesis.openapi.from_dict(openapi_document())
 @schema.parametrize()
 @settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.generate],
