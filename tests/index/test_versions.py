@@ -110,7 +110,7 @@ def test_those_hold_that_the_twin_says_hold(tmp_path_factory, segments, deleted,
         ({"7": {}, "b": {"supersedes": [7.0]}}, {"b"}),
         ({"a": {}, "b": {"valid_from": "1 March", "supersedes": [None, True, {}]}}, {"a", "b"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",  # a set has no order
 )
 def test_what_supersedes_what(tmp_path, documents, expected):
     assert held(store_of(tmp_path / "s", [*documents.items()])) == expected
