@@ -1,7 +1,8 @@
 """Long texts are tokenized in pieces, so that any length needs little RAM: the library takes 130 bytes a character.
 
-A text is cut where that changes no token: before a space or a line end between two words. Whether a place will do is
-asked of the tokenizer itself, since some join signs and line ends, and some put a space before every text.
+A text is cut where that changes no token: before a space or a line end behind a word, or behind a sentence without one.
+Whether a place will do is asked of the tokenizer itself, since some join signs and line ends, and some put a space
+before every text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PIECE_CHARACTERS = 1 << 17
 PIECES_AT_ONCE = 4  # on as many cores
 AROUND = 128  # characters to each side of a place, which decide how it is tokenized
 MOST_TRIED = 16
-_PLACES = re.compile(r"(?<=\S)(?=[ \n]\S)")
+_PLACES = re.compile(r"(?<=\S)(?=\s)|(?<=[。！？])(?=\S)")
 
 
 def encode_in_pieces(text: str, encode: Encode, *, drops_space: bool) -> Ids:

@@ -38,6 +38,8 @@ class SyncedFolder:
     Raises InvalidInput for documents in memory or from a pipe, which cannot be read again.
     """
 
+    is_local = True
+
     def __init__(self, corpus: Corpus, name: str | None = None) -> None:
         """Given a `name` for all of them, files go by their paths within the folder that holds all. Else they go by
         those on this machine.

@@ -48,6 +48,7 @@ LONG_CHARACTERS = 1 << 20  # take about a second
 DECODED_TOKENS = CHECKED_IDS = 1 << 16  # in one step
 PACKED = "i"  # 32 bits: as both numpy and the standard library call them
 COMPOSED_BYTES = 4  # that one byte of a composed character may have been; Hangul's syllables have three
+_TWO_WORDS = re.compile(rb"\S\s+\S")
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
 
@@ -179,10 +180,15 @@ class Tokenizer:
                     f"the text has half a surrogate pair at character {error.start}; it is not Unicode"
                 ) from error
         for is_long, some in groupby(texts, lambda text: len(text) > PIECE_CHARACTERS):
-            if is_long:
+            if is_long and not self._joins_words:
                 yield from (encode_in_pieces(each, self._encoded, drops_space=self.prepends_space) for each in some)
             else:
                 yield from self._encoded(list(some))
+
+    @cached_property
+    def _joins_words(self) -> bool:
+        """Whether some token holds the end of a word and the begin of the next: what stands before decides which."""
+        return any(_TWO_WORDS.search(piece) for piece in self.token_bytes)
 
     def _encoded(self, texts: Sequence[str]) -> list[Int64[np.ndarray, " N"]]:
         return [np.asarray(self._ids_of(each), dtype=np.int64) for each in self._encoder.encode(texts)]

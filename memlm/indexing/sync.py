@@ -38,11 +38,15 @@ VERSION = 3
 
 class SyncSource(Protocol):
     """Documents of files, which are read before the rest is asked for. `origin` is a hash that tells the files and
-    folders of one synchronization from those of others.
+    folders of one synchronization from those of others, and `is_local` says that files of one way are one file,
+    whatever their origin.
     """
 
     @property
     def origin(self) -> str: ...
+
+    @property
+    def is_local(self) -> bool: ...
 
     def documents(self) -> Corpus:
         """All documents."""
@@ -57,8 +61,8 @@ class SyncSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
     """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, although they were
-    not found, because they are not known to be gone; and of those that are unchanged. `files` has the ways of the files
-    that were read. `builds` a datastore where there is none.
+    not found, because they are not known to be gone, or came from other folders too; and of those that are unchanged.
+    `files` has the ways of the files that were read. `builds` a datastore where there is none.
     """
 
     added: tuple[str, ...] = ()
@@ -110,12 +114,13 @@ def plan_sync(
             else:
                 (unchanged if _is_same(snapshot, document, tokenizer) else replaced).append(document.id)
         files = source.files()
-        remembered = _remembered(snapshot, path, source.origin)
+        remembered, shared = _remembered(snapshot, path, source.origin)
     if not replace:
-        _check_own(path, source.origin, {id_: files[id_] for id_ in replaced})
+        _check_own(path, source, {id_: files[id_] for id_ in replaced})
     gone = {id_: way for id_, way in remembered.items() if id_ not in files}
     doubtful = source.doubtful() if gone else set[str]()
     kept = {id_ for id_, way in gone.items() if not doubtful.isdisjoint(way.split("/"))}
+    kept |= set[str]() if replace else shared & gone.keys()
     deleted = tuple(id_ for id_ in gone if id_ not in kept)
     in_order = tuple(id_ for id_ in gone if id_ in kept)
     return SyncPlan(tuple(added), tuple(replaced), deleted, in_order, tuple(unchanged), files)
@@ -200,23 +205,27 @@ def _is_same(snapshot: Snapshot, document: Document, tokenizer: Tokenizer) -> bo
     return np.array_equal(values_N, tokenizer.encode(document.text))
 
 
-def _remembered(snapshot: Snapshot, store: Path, origin: str) -> dict[str, str]:
-    """The ids of live documents that came from an origin and from no other, with the ways of their files."""
+def _remembered(snapshot: Snapshot, store: Path, origin: str) -> tuple[dict[str, str], set[str]]:
+    """The ids of live documents that came from an origin, with the ways of their files, and those of them that came
+    from others too.
+    """
     synced = _read_synced(store)
     own = synced.pop(origin, {})
     others = set[str]().union(*synced.values())
-    hashes = ((document.id, hash_of(document.id)) for document in snapshot.documents())
-    return {id_: own[hash_] for id_, hash_ in hashes if hash_ in own and hash_ not in others}
+    hashes = [(document.id, hash_of(document.id)) for document in snapshot.documents()]
+    remembered = {id_: own[hash_] for id_, hash_ in hashes if hash_ in own}
+    return remembered, {id_ for id_, hash_ in hashes if hash_ in others}
 
 
-def _check_own(store: Path, origin: str, replaced: Mapping[str, str]) -> None:
-    """Raises AlreadyExists for ids, given with the ways of their files, that other files of other origins have."""
+def _check_own(store: Path, source: SyncSource, replaced: Mapping[str, str]) -> None:
+    """Raises AlreadyExists for ids, given with the ways of their files, that other origins have of other files."""
     synced = _read_synced(store)
-    own = synced.pop(origin, {})
+    own = synced.pop(source.origin, {})
 
     def is_taken(id_: str, way: str) -> bool:
         known = [ways[hash_of(id_)] for ways in synced.values() if hash_of(id_) in ways]
-        return bool(known) and hash_of(id_) not in own and _file(way) not in map(_file, known)
+        is_same = source.is_local and _file(way) in map(_file, known)
+        return bool(known) and hash_of(id_) not in own and not is_same
 
     if taken := [id_ for id_, way in replaced.items() if is_taken(id_, way)]:
         more = f" (and {len(taken) - 1:,} more)" if len(taken) > 1 else ""
@@ -247,7 +256,11 @@ class _Memory:
             before = synced.pop(self.origin, {})
             if self.takes:
                 synced = {origin: _without(ways, new) for origin, ways in synced.items()}
-            stay = before if keeps_others else {hash_: before[hash_] for hash_ in map(hash_of, kept) if hash_ in before}
+            if keeps_others:
+                stay = before
+            else:  # what others have too is theirs from now on
+                others = set[str]().union(*synced.values())
+                stay = {hash_: before[hash_] for hash_ in {*map(hash_of, kept)} & before.keys() - others}
             after = {**synced, self.origin: {**stay, **new}}
             if after != {**synced, self.origin: before} or self.takes:
                 write_atomic(self.store / SYNCED, json.dumps({"version": VERSION, "synced": after}).encode())

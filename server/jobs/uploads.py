@@ -151,7 +151,11 @@ class Upload:
 
 
 class UploadedFolder:
-    """An upload as a synchronization reads it (`memlm.indexing.sync.SyncSource`)."""
+    """An upload as a synchronization reads it (`memlm.indexing.sync.SyncSource`). Two machines, or folders with names,
+    may have files of one way.
+    """
+
+    is_local = False
 
     def __init__(self, documents: Path, origin: str, on_problem: Callable[[Problem], None]) -> None:
         self.origin, self._documents, self._on_problem = origin, documents, on_problem

@@ -71,10 +71,22 @@ def test_only_documents_of_the_same_folder_are_deleted(checkpoint, docs, tmp_pat
     assert synced(checkpoint, store, other) == SyncPlan(added=("x.txt",), unchanged=("b.txt",))
     (docs / "a.txt").unlink()
     (docs / "b.txt").unlink()
-    assert synced(checkpoint, store, docs).deleted == ("a.txt",)  # the other folder has a b.txt too
+    plan = synced(checkpoint, store, docs)
+    assert (plan.deleted, plan.kept) == (("a.txt",), ("b.txt",))  # the other folder has a b.txt too
     (other / "b.txt").unlink()
     assert synced(checkpoint, store, other).deleted == ("b.txt",)
     assert set(texts_in(checkpoint, store)) == {"own", "c.html", "x.txt"}
+
+
+def test_a_folder_that_replaces_deletes_what_folders_of_earlier_days_brought_too(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    moved = docs.rename(tmp_path / "moved")
+    synced(checkpoint, store, moved)
+    (moved / "a.txt").unlink()
+    plan = sync_index(checkpoint, Corpus([moved]), store, replace=True, check="none").plan
+    assert (plan.deleted, plan.kept) == (("a.txt",), ())
+    assert set(texts_in(checkpoint, store)) == {"b.txt", "c.html"}
 
 
 def test_nothing_is_deleted_where_files_are_there_and_cannot_be_read(checkpoint, docs, tmp_path):

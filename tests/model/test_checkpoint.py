@@ -41,8 +41,9 @@ def test_weights_that_are_left_are_read_later_unless_the_files_have_changed(fold
     one.read_weights()
     assert torch.equal(one.decoder(torch.tensor([[3, 4]]))[0], checkpoint.decoder(torch.tensor([[3, 4]]))[0])
     change_config(folder, note="changed")
-    with pytest.raises(Incompatible, match="changed while the model was loaded"):
-        other.read_weights()
+    for _ in range(2):
+        with pytest.raises(Incompatible, match="changed while the model was loaded"):
+            other.read_weights()
 
 
 def test_two_fine_tunes_of_one_shape_have_two_fingerprints(checkpoint, folder):

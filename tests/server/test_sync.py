@@ -201,7 +201,7 @@ def test_documents_of_others_stay(ground: Ground, tmp_path: Path) -> None:
     ground.sync()
     assert ground.sync(other) == SyncOutcome(num_added=1, num_unchanged=1, added=("x.txt",))
     (ground.docs / "b.txt").unlink()
-    assert ground.sync() == SyncOutcome(num_unchanged=2)  # the other folder has a b.txt too
+    assert ground.sync() == SyncOutcome(num_kept=1, num_unchanged=2, kept=("b.txt",))  # the other folder has it too
     (other / "a.txt").write_text("another folder's")
     with pytest.raises(AlreadyExists, match=r"'a\.txt' came from another folder.* to docs-\w+, .*--replace"):
         ground.sync(other)
@@ -218,7 +218,9 @@ def test_a_folder_that_has_a_name_may_lie_anywhere(ground: Ground, tmp_path: Pat
     assert ground.sync(tmp_path / "one" / "docs", name="manual").num_added == 3
     found = ground.sync(tmp_path / "two" / "docs", name="manual")
     assert (found.replaced, found.deleted) == (("b.txt",), ("a.txt",))
-    assert ground.sync(tmp_path / "one" / "docs", name="other", dry_run=True).num_added == 1
+    with pytest.raises(AlreadyExists, match=r"'b\.txt' came from another folder"):
+        ground.sync(tmp_path / "one" / "docs", name="other")  # files of one way, which are not one file
+    assert ground.sync(tmp_path / "one" / "docs", name="other", replace=True, dry_run=True).num_added == 1
     with pytest.raises(InvalidInput, match="name is empty"):
         ground.sync(name="")
 

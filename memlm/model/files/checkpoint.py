@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ MODEL_TYPE = "memlm"
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 
+_READING = threading.Lock()  # of weights, for which a second thread waits
+
 log = logging.getLogger("memlm.checkpoint")
 
 
@@ -61,9 +64,13 @@ class Checkpoint:
     unread: list[Callable[[], None]] = field(default_factory=list, repr=False, compare=False)
 
     def read_weights(self) -> None:
-        """Reads the weights that `load_checkpoint` left. Has no effect where it left none. Raises as it does."""
-        while self.unread:
-            self.unread.pop()()
+        """Reads the weights that `load_checkpoint` left. Has no effect where it left none. Raises as it does, and again
+        when it is called again.
+        """
+        with _READING:
+            while self.unread:
+                self.unread[-1]()
+                self.unread.pop()
 
     @property
     def is_current(self) -> bool:
