@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from memlm.data.corpus import ALL_FILES, Corpus, Document, Problem
+from memlm.data.corpus import ALL_FILES, Corpus, Document, Listing, Problem
 from memlm.errors import InvalidInput
 
 HASH_DIGITS = 16
@@ -30,6 +31,28 @@ def way_of(id_: str) -> str:
     parts = id_.split("/")
     ends = [*range(1, min(len(parts), MAX_FOLDERS + 1)), len(parts)]
     return "/".join(hash_of("/".join(parts[:end])) for end in ends)
+
+
+@dataclass(frozen=True)
+class _Listed(Corpus):
+    """A corpus whose files were listed before, so that all who ask for them learn of the same ones."""
+
+    listing: Sequence[tuple[str, Path]] = ()
+    unlisted: Sequence[tuple[Path, OSError]] = ()
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> _Listed:
+        """Lists the files of a corpus."""
+        unlisted = list[tuple[Path, OSError]]()
+        listing = corpus.found(lambda path, error: unlisted.append((path, error)))
+        settings = {field.name: getattr(corpus, field.name) for field in fields(Corpus)}
+        return cls(**settings, listing=listing, unlisted=unlisted)
+
+    def found(self, on_unreadable: Callable[[Path, OSError], None] = lambda path, error: None) -> Listing:
+        """As they were."""
+        for each in self.unlisted:
+            on_unreadable(*each)
+        return list(self.listing)
 
 
 class SyncedFolder:
@@ -56,14 +79,14 @@ class SyncedFolder:
         self.name = hash_of(f"{platform.node()}\n{self.origin}") if name is None else name
 
     def documents(self) -> Corpus:
-        """All documents, in order."""
-        self._paths = dict(self._corpus.found())
-        return replace(self._corpus, on_problem=self._on_problem, on_document=self._on_document)
+        """All documents, in order, of the files that are there now."""
+        listed = _Listed.of(self._corpus)
+        self._paths = dict(listed.listing)
+        return replace(listed, on_problem=self._on_problem, on_document=self._on_document)
 
     def way(self, id_: str) -> str:
         """The way of the file of a document that was read."""
-        name = self._names[id_]
-        return self._way(os.path.abspath(self._paths.get(name, name)))  # a file may have come meanwhile
+        return self._way(os.path.abspath(self._paths[self._names[id_]]))
 
     def files(self) -> dict[str, str]:
         """The ways of files by the ids of their documents."""

@@ -9,7 +9,7 @@ import pytest
 from texts import make_text
 
 from memlm.data.corpus import Corpus, Document
-from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, signature_of, way_of
+from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, hash_of, signature_of, way_of
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
 from memlm.indexing import build as build_module
@@ -279,6 +279,15 @@ def test_a_folder_that_cannot_be_listed_keeps_its_documents(checkpoint, docs, tm
     healing = Corpus([docs], on_document=lambda file, document: monkeypatch.undo())
     assert plan_sync(checkpoint.tokenizer, healing, store).kept == ("deep/e.txt",)  # it can be listed in the end
     assert synced(checkpoint, store, docs).unchanged == ("b.txt", "c.html", "deep/e.txt")
+
+
+def test_files_that_come_after_the_listing_wait_for_the_next_one(docs):
+    folder = SyncedFolder(Corpus([docs]), "docs")
+    documents = folder.documents()
+    (docs / "late.txt").write_text("a new one")
+    assert [document.id for document in documents] == ["a.txt", "b.txt", "c.html"]
+    assert folder.files() == {id_: f"{hash_of('.')}/{hash_of(id_)}" for id_ in ("a.txt", "b.txt", "c.html")}
+    assert [document.id for document in folder.documents()] == ["a.txt", "b.txt", "c.html", "late.txt"]
 
 
 def test_titles_and_metadata_count_too(checkpoint, tmp_path):
