@@ -110,7 +110,13 @@ class SyncedFolder:
                 doubtful.add(path)
                 if path not in self._unlisted and place.is_dir():
                     self._corpus.on_problem(Problem(path, NO_FILE))
-        return {self._hash(path) for path in doubtful}
+        return {self._in_ways(path) for path in doubtful}
+
+    def _in_ways(self, path: str) -> str:
+        """The hash of a file or folder. Of a folder that is too deep for ways, that of the last one above in them."""
+        before = "" if path in self._places else self._way_to(os.path.dirname(path))
+        is_file = os.path.isfile(path) and not os.path.islink(path)
+        return before.rpartition("/")[2] if _is_full(before) and not is_file else self._hash(path)
 
     def _way(self, path: str) -> str:
         return self._hash(path) if path in self._places else f"{self._way_to(os.path.dirname(path))}/{self._hash(path)}"
@@ -119,8 +125,7 @@ class SyncedFolder:
         if folder not in self._ways:
             above = os.path.dirname(folder)
             before = "" if folder in self._places or above == folder else self._way_to(above)
-            is_deep = before.count("/") >= MAX_FOLDERS - 1
-            self._ways[folder] = before if is_deep else f"{before}/{self._hash(folder)}".lstrip("/")
+            self._ways[folder] = before if _is_full(before) else f"{before}/{self._hash(folder)}".lstrip("/")
         return self._ways[folder]
 
     def _hash(self, path: str) -> str:
@@ -134,6 +139,11 @@ class SyncedFolder:
     def _on_document(self, file: str, document: Document) -> None:
         self._names[document.id] = file
         self._corpus.on_document(file, document)
+
+
+def _is_full(way: str) -> bool:
+    """Whether no folder is added to a way of folders."""
+    return way.count("/") >= MAX_FOLDERS - 1
 
 
 def _folders_above(files: Iterable[str]) -> set[str]:

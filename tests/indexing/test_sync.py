@@ -320,6 +320,20 @@ def test_a_linked_folder_of_which_nothing_is_read_keeps_its_documents(checkpoint
     assert (plan.deleted, plan.kept) == (("link/x.txt", "link/y.txt"), ())
 
 
+def test_an_empty_folder_far_below_keeps_its_documents(checkpoint, docs, tmp_path):
+    store, above = tmp_path / "store", docs.joinpath(*["d"] * (MAX_FOLDERS + 8))
+    (above / "mounted").mkdir(parents=True)
+    for file in (above / "mounted" / "x.txt", above / "y.txt"):
+        file.write_text("far below")
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    (above / "mounted" / "x.txt").unlink()
+    plan = synced(checkpoint, store, docs)
+    assert (plan.deleted, [Path(id_).name for id_ in plan.kept]) == (("a.txt",), ["x.txt"])
+    (above / "mounted").rmdir()
+    assert [Path(id_).name for id_ in synced(checkpoint, store, docs).deleted] == ["x.txt"]
+
+
 def test_a_folder_with_nothing_but_left_out_files_keeps_its_documents(checkpoint, docs, tmp_path):
     store, mounted = tmp_path / "store", docs / "mounted"
     mounted.mkdir()
