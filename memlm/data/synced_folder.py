@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from memlm.data.corpus import ALL_FILES, Corpus, Document, Problem
+from memlm.data.corpus import Corpus, Document, Listing, Problem
 from memlm.errors import InvalidInput
 
 HASH_DIGITS = 16
@@ -30,6 +31,28 @@ def way_of(id_: str) -> str:
     parts = id_.split("/")
     ends = [*range(1, min(len(parts), MAX_FOLDERS + 1)), len(parts)]
     return "/".join(hash_of("/".join(parts[:end])) for end in ends)
+
+
+@dataclass(frozen=True)
+class _Listed(Corpus):
+    """A corpus whose files were listed before, so that all who ask for them learn of the same ones."""
+
+    listing: Sequence[tuple[str, Path]] = ()
+    unlisted: Sequence[tuple[Path, OSError]] = ()
+
+    @classmethod
+    def of(cls, corpus: Corpus) -> _Listed:
+        """Lists the files of a corpus."""
+        unlisted = list[tuple[Path, OSError]]()
+        listing = corpus.found(lambda path, error: unlisted.append((path, error)))
+        settings = {field.name: getattr(corpus, field.name) for field in fields(Corpus)}
+        return cls(**settings, listing=listing, unlisted=unlisted)
+
+    def found(self, on_unreadable: Callable[[Path, OSError], None] = lambda path, error: None) -> Listing:
+        """As they were."""
+        for each in self.unlisted:
+            on_unreadable(*each)
+        return list(self.listing)
 
 
 class SyncedFolder:
@@ -58,14 +81,15 @@ class SyncedFolder:
         self.name = hash_of(f"{platform.node()}\n{self.origin}") if name is None else name
 
     def documents(self) -> Corpus:
-        """All documents, in order."""
-        self._paths = dict(self._corpus.found())
-        return replace(self._corpus, on_problem=self._on_problem, on_document=self._on_document)
+        """All documents, in order, of the files that are there now."""
+        listed = _Listed.of(self._corpus)
+        self._paths = dict(listed.listing)
+        self._unlisted = {os.path.abspath(path) for path, _ in listed.unlisted}
+        return replace(listed, on_problem=self._on_problem, on_document=self._on_document)
 
     def way(self, id_: str) -> str:
         """The way of the file of a document that was read."""
-        name = self._names[id_]
-        return self._way(os.path.abspath(self._paths.get(name, name)))  # a file may have come meanwhile
+        return self._way(os.path.abspath(self._paths[self._names[id_]]))
 
     def files(self) -> dict[str, str]:
         """The ways of files by the ids of their documents."""
@@ -73,32 +97,28 @@ class SyncedFolder:
 
     def doubtful(self) -> set[str]:
         """Hashes of the files and folders that keep their documents although these were not read: files that are there
-        and had a problem, gave no document or were left out; folders that could not be listed, or have no file.
+        and had a problem, gave no document or were left out; links that lead nowhere; folders that could not be listed,
+        or of which no file was to be read, as where they are not mounted or left out.
         """
-        doubtful = {os.path.abspath(self._paths[name]) for name in self._troubled & self._paths.keys()}
+        listed = {os.path.abspath(path) for path in self._paths.values()}
+        whole = {os.path.abspath(self._paths[name]) for name in self._names.values() if name not in self._troubled}
+        doubtful = self._unlisted | (listed - whole)
+        with_files = _folders_above(listed)
+        for place in self._corpus.places:
+            path = os.path.abspath(place)
+            if path in with_files:
+                doubtful |= _not_read(place, whole, with_files)
+            elif path not in whole:
+                doubtful.add(path)
+                if path not in self._unlisted and place.is_dir():
+                    self._corpus.on_problem(Problem(path, NO_FILE))
+        return {self._in_ways(path) for path in doubtful}
 
-        def on_unreadable(path: Path, error: OSError) -> None:
-            doubtful.add(os.path.abspath(path))
-
-        everything = replace(self._corpus, glob=ALL_FILES, hidden=True).found(on_unreadable)
-        whole = {os.path.abspath(self._paths[name]) for name in self._whole()}
-        there = {os.path.abspath(path) for _, path in everything}
-        return {self._hash(path) for path in doubtful | (there - whole) | self._empty_folders(there)}
-
-    def _whole(self) -> set[str]:
-        """The names of files that were read without a problem."""
-        return (set(self._names.values()) - self._troubled) & self._paths.keys()
-
-    def _empty_folders(self, files: set[str]) -> set[str]:
-        """Folders below which no file is."""
-        with_files = set[str]()
-        for file in files:
-            while (file := os.path.dirname(file)) not in with_files:
-                with_files.add(file)
-        folders = {os.path.abspath(folder) for place in self._places for folder, _, _ in os.walk(place)}
-        for place in (empty := folders - with_files) & self._places:
-            self._corpus.on_problem(Problem(place, NO_FILE))
-        return empty
+    def _in_ways(self, path: str) -> str:
+        """The hash of a file or folder. Of a folder that is too deep for ways, that of the last one above in them."""
+        before = "" if path in self._places else self._way_to(os.path.dirname(path))
+        is_file = os.path.isfile(path) and not os.path.islink(path)
+        return before.rpartition("/")[2] if _is_full(before) and not is_file else self._hash(path)
 
     def _way(self, path: str) -> str:
         return self._hash(path) if path in self._places else f"{self._way_to(os.path.dirname(path))}/{self._hash(path)}"
@@ -107,8 +127,7 @@ class SyncedFolder:
         if folder not in self._ways:
             above = os.path.dirname(folder)
             before = "" if folder in self._places or above == folder else self._way_to(above)
-            is_deep = before.count("/") >= MAX_FOLDERS - 1
-            self._ways[folder] = before if is_deep else f"{before}/{self._hash(folder)}".lstrip("/")
+            self._ways[folder] = before if _is_full(before) else f"{before}/{self._hash(folder)}".lstrip("/")
         return self._ways[folder]
 
     def _hash(self, path: str) -> str:
@@ -122,6 +141,40 @@ class SyncedFolder:
     def _on_document(self, file: str, document: Document) -> None:
         self._names[document.id] = file
         self._corpus.on_document(file, document)
+
+
+def _is_full(way: str) -> bool:
+    """Whether no folder is added to a way of folders."""
+    return way.count("/") >= MAX_FOLDERS - 1
+
+
+def _folders_above(files: Iterable[str]) -> set[str]:
+    above = set[str]()
+    for file in files:
+        while (file := os.path.dirname(file)) not in above:
+            above.add(file)
+    return above
+
+
+def _not_read(place: Path, whole: Set[str], with_files: Set[str]) -> set[str]:
+    """All that is below a place, links too, but for the files that were read as a `whole` and the folders on the way to
+    a file. What is in another folder is not told: it may be large, or a link to all there is.
+    """
+    waiting, not_read = [str(place)], set[str]()
+    while waiting:
+        folder = waiting.pop()
+        try:
+            inside = [os.path.join(folder, name) for name in os.listdir(folder)]
+        except OSError:
+            not_read.add(os.path.abspath(folder))
+            continue
+        for each in inside:
+            path = os.path.abspath(each)
+            if path in with_files and os.path.isdir(each):
+                waiting.append(each)
+            elif path not in whole:
+                not_read.add(path)
+    return not_read
 
 
 def signature_of(corpus: Corpus) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ import pytest
 from texts import make_text
 
 from memlm.data.corpus import Corpus, Document
-from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, signature_of, way_of
+from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, hash_of, signature_of, way_of
 from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
 from memlm.index.store.datastore import Datastore
 from memlm.indexing import build as build_module
@@ -291,6 +291,90 @@ def test_a_folder_that_cannot_be_listed_keeps_its_documents(checkpoint, docs, tm
     healing = Corpus([docs], on_document=lambda file, document: monkeypatch.undo())
     assert plan_sync(checkpoint.tokenizer, healing, store).kept == ("deep/e.txt",)  # it can be listed in the end
     assert synced(checkpoint, store, docs).unchanged == ("b.txt", "c.html", "deep/e.txt")
+
+
+def test_a_link_that_leads_nowhere_keeps_its_document(checkpoint, docs, tmp_path):
+    store, outside = tmp_path / "store", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x.txt").write_text("far away")
+    (docs / "l.txt").symlink_to(outside / "x.txt")
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    outside.rename(tmp_path / "away")
+    plan = synced(checkpoint, store, docs)
+    assert (plan.deleted, plan.kept) == (("a.txt",), ("l.txt",))
+    (docs / "l.txt").unlink()
+    assert synced(checkpoint, store, docs).deleted == ("l.txt",)
+
+
+@pytest.mark.parametrize("change", ["empty", "away", "ignored", "not followed"])
+def test_a_linked_folder_of_which_nothing_is_read_keeps_its_documents(checkpoint, docs, tmp_path, change):
+    store, outside, folder, glob = tmp_path / "store", tmp_path / "outside", docs / "folder", "*/*.txt"
+    for path in (outside, folder):
+        path.mkdir()
+        for name in ("x.txt", "y.txt"):
+            (path / name).write_text(f"{name} of {path.name}")
+    (docs / "link").symlink_to(outside)
+    sync_index(checkpoint, Corpus([docs], glob), store, check="none")
+    (folder / "x.txt").unlink()
+    if change == "ignored":
+        (docs / ".gitignore").write_text("link/")
+    elif change == "not followed":
+        glob = "**/*.txt"
+    else:
+        outside.rename(tmp_path / "away")
+    if change == "empty":
+        outside.mkdir()
+    plan = sync_index(checkpoint, Corpus([docs], glob), store, check="none").plan
+    assert (plan.deleted, plan.kept) == (("folder/x.txt",), ("link/x.txt", "link/y.txt"))
+    (docs / "link").unlink()
+    plan = sync_index(checkpoint, Corpus([docs], glob), store, check="none").plan
+    assert (plan.deleted, plan.kept) == (("link/x.txt", "link/y.txt"), ())
+
+
+def test_an_empty_folder_far_below_keeps_its_documents(checkpoint, docs, tmp_path):
+    store, above = tmp_path / "store", docs.joinpath(*["d"] * (MAX_FOLDERS + 8))
+    (above / "mounted").mkdir(parents=True)
+    for file in (above / "mounted" / "x.txt", above / "y.txt"):
+        file.write_text("far below")
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").unlink()
+    (above / "mounted" / "x.txt").unlink()
+    plan = synced(checkpoint, store, docs)
+    assert (plan.deleted, [Path(id_).name for id_ in plan.kept]) == (("a.txt",), ["x.txt"])
+    (above / "mounted").rmdir()
+    assert [Path(id_).name for id_ in synced(checkpoint, store, docs).deleted] == ["x.txt"]
+
+
+def test_a_folder_with_nothing_but_left_out_files_keeps_its_documents(checkpoint, docs, tmp_path):
+    store, mounted = tmp_path / "store", docs / "mounted"
+    mounted.mkdir()
+    (mounted / "x.txt").write_text("far away")
+    synced(checkpoint, store, docs)
+    mounted.rename(tmp_path / "away")
+    (mounted / "lost").mkdir(parents=True)
+    for marker in (mounted / ".keep", mounted / "lost" / ".keep"):
+        marker.write_text("")
+    assert synced(checkpoint, store, docs).kept == ("mounted/x.txt",)
+
+
+def test_files_of_a_left_out_folder_are_in_doubt_at_once(docs):
+    for number in range(3):
+        (docs / "node_modules" / str(number)).mkdir(parents=True)
+        (docs / "node_modules" / str(number) / "m.txt").write_text("a module")
+    (docs / ".d.txt").write_text("a hidden one")
+    folder = SyncedFolder(Corpus([docs]), "docs")
+    list(folder.documents())
+    assert folder.doubtful() == {hash_of("node_modules"), hash_of(".d.txt")}
+
+
+def test_files_that_come_after_the_listing_wait_for_the_next_one(docs):
+    folder = SyncedFolder(Corpus([docs]), "docs")
+    documents = folder.documents()
+    (docs / "late.txt").write_text("a new one")
+    assert [document.id for document in documents] == ["a.txt", "b.txt", "c.html"]
+    assert folder.files() == {id_: f"{hash_of('.')}/{hash_of(id_)}" for id_ in ("a.txt", "b.txt", "c.html")}
+    assert [document.id for document in folder.documents()] == ["a.txt", "b.txt", "c.html", "late.txt"]
 
 
 def test_titles_and_metadata_count_too(checkpoint, tmp_path):
