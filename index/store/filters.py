@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -96,10 +97,14 @@ def ids_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def id_of(value: object) -> str | None:
-    """An id as it is given in metadata: a text, or a whole number. None for anything else."""
+    """An id as it is given in metadata: a text, or a whole number. None for anything else, as one of more digits than
+    Python writes.
+    """
     if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:  # of a column that had a gap
         return str(int(value))
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    with suppress(ValueError):
+        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    return None
 
 
 def problems_of(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -120,4 +125,7 @@ def _items(ids: object) -> Sequence[object]:
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:SHOWN_CHARACTERS]
+    try:
+        return repr(value)[:SHOWN_CHARACTERS]
+    except ValueError:  # a number
+        return "a value with too many digits"

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from memlm.base.clock import Clock
 from memlm.base.files import make_folder, read_signed, remove, write_atomic
 from memlm.errors import MemlmError
 from memlm.server.jobs.job import Job
-from memlm.server.jobs.worker import BUILD
+from memlm.server.jobs.uploads import noted_deletions
+from memlm.server.jobs.worker import BUILD, SYNC
 
 KEEP_S, KEEP_COUNT = 7 * 86_400.0, 1000  # how long, and how many, that have ended
 
@@ -85,21 +87,26 @@ class JobRecords:
         async with job.writing:
             remove(self._file(job))
 
-    async def forget_documents(
-        self, store: str, document_ids: Collection[str] | None = None, *, by: Job | None = None
-    ) -> None:
-        """Names documents of a datastore that were deleted (None: all that its jobs name) no more, and deletes those
-        that are known from a replacement that is being built. The job that deleted them names them on.
+    async def forget_documents(self, store: str, document_ids: Collection[str], *, by: Job | None = None) -> None:
+        """Names documents of a datastore that were deleted no more, and deletes them from a replacement that is being
+        built. The job that deleted them names them on.
         """
         for job in self:
             if job.store != store or job is by:
                 continue
             if job.is_open and job.kind == BUILD and not job.is_published:
-                if document_ids:
-                    job.deleted = sorted({*job.deleted, *document_ids})
-                    await self.write(job)
+                job.deleted = sorted({*job.deleted, *document_ids})
+                await self.write(job)
             elif job.redact(document_ids):
                 await self.write(job)
+
+    async def deleted_meanwhile(self, job: Job) -> tuple[str, ...]:
+        """The documents that were deleted while a datastore is built, also by synchronizations that have not told it:
+        their process may have died right behind the commit, or this one.
+        """
+        syncs = [other for other in self if other.is_open and other.kind == SYNC and other.store == job.store]
+        noted = [await asyncio.to_thread(noted_deletions, Path(other.documents)) for other in syncs]
+        return tuple(sorted({*job.deleted, *chain.from_iterable(noted)}))
 
     async def forget_old(self) -> None:
         """Removes jobs that ended KEEP_S ago by the monotonic clock, and the oldest of more than KEEP_COUNT."""
@@ -138,7 +145,7 @@ class JobRecords:
                 job.path = str(folder.parent / Path(job.path).name)
             self._jobs[job.id] = job
         kept = {Path(job.documents).stem for job in self._jobs.values() if job.is_open and job.documents}
-        for stray in (each for kind in ("jsonl", "ways", "tmp") for each in folder.glob(f"*.{kind}")):
+        for stray in (each for kind in ("jsonl", "ways", "deleted", "tmp") for each in folder.glob(f"*.{kind}")):
             if stray.suffix == ".tmp" or stray.stem not in kept:
                 remove(stray)
 

@@ -34,7 +34,7 @@ from memlm.server.jobs.process import IndexWorkers
 from memlm.server.jobs.records import JobRecords
 from memlm.server.jobs.short import documents_of, may_overtake
 from memlm.server.jobs.tasks import task_of
-from memlm.server.jobs.uploads import remove_upload
+from memlm.server.jobs.uploads import noted_deletions, remove_upload
 from memlm.server.jobs.worker import (
     ADD,
     BUILD,
@@ -273,7 +273,7 @@ class JobRunner:
 
     async def _note(self, job: Job, message: FromTask) -> None:
         if isinstance(message, Committed):
-            await self._publish_text(job, message)
+            await self._publish_text(job)
             return
         if isinstance(message, Planned):
             job.note_found(message.outcome)
@@ -292,10 +292,7 @@ class JobRunner:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
         if job.kind != BUILD or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
-            if job.kind == SYNC:
-                if job.attempts > 1:  # what the attempt before deleted is not known
-                    await self._records.forget_documents(job.store, by=job)
-            elif job.request.get("replace"):
+            if job.kind != SYNC and job.request.get("replace"):
                 self._workers.mark_deleted(job.store)
             if job.request.get("purge"):
                 for other in self._records:
@@ -304,33 +301,37 @@ class JobRunner:
             return
         async with self.replacing:
             await self._idle.wait()
-            if job.deleted:
-                await self._delete_from_replacement(job)
+            if deleted := await self._records.deleted_meanwhile(job):
+                await self._delete_from_replacement(job, deleted)
             await self._put_in_service(job)
 
-    async def _publish_text(self, job: Job, committed: Committed) -> None:
+    async def _publish_text(self, job: Job) -> None:
         """Puts text in service whose keys are made next. What replaces a datastore waits for them: that one may have
         some.
         """
         if job.kind == BUILD:
             async with self.replacing:
                 await self._idle.wait()
-                if job.deleted or job.store in self._stores.paths:
+                if job.store in self._stores.paths or await self._records.deleted_meanwhile(job):
                     return
                 await self._put_in_service(job)
                 job.is_published = True
         else:
             await self._wait_until_served(job.store)
-            if committed.deleted:
-                async with self.replacing:
-                    await self._records.forget_documents(job.store, committed.deleted, by=job)
+            await self._forget_deleted(job)
             job.is_published = True
         await self._records.write(job)
 
-    async def _delete_from_replacement(self, job: Job) -> None:
+    async def _forget_deleted(self, job: Job) -> None:
+        """Has other jobs forget what a synchronization has deleted."""
+        if job.kind == SYNC and (deleted := await asyncio.to_thread(noted_deletions, Path(job.documents))):
+            async with self.replacing:
+                await self._records.forget_documents(job.store, deleted, by=job)
+
+    async def _delete_from_replacement(self, job: Job, document_ids: tuple[str, ...]) -> None:
         """Deletes from a new datastore the documents that were deleted meanwhile from the old one."""
         for _ in range(ATTEMPTS):
-            task = replace(task_of(job, self._config), kind=DELETE, document_ids=tuple(job.deleted))
+            task = replace(task_of(job, self._config), kind=DELETE, document_ids=document_ids)
             ended = await self._run(job, task)
             if ended is not None and ended.error is not None:
                 raise ended.error
@@ -388,6 +389,11 @@ class JobRunner:
         self, job: Job, state: JobState, *, report: JobReport | None = None, error: MemlmError | None = None
     ) -> None:
         """Records how a job ended, and removes its upload. From then on no server begins the job again."""
+        try:
+            if not job.is_published:  # the deletions of an earlier attempt, or of one that failed behind them
+                await self._forget_deleted(job)
+        except (MemlmError, OSError) as trouble:
+            log.error("what %s deleted could not be written down: %s", job.name, trouble)
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
         served = f"; the documents are in {job.store!r}, and not all of their keys"

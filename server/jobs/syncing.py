@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlm.api.operations import SyncOutcome
-from memlm.base.progress import LOADING
+from memlm.base.progress import DELETING, LOADING
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.build import finish_build
 from memlm.indexing.sync import SyncPlan, plan_sync, sync_index
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
-from memlm.server.jobs.uploads import UploadedFolder
+from memlm.server.jobs.uploads import UploadedFolder, note_deletions
 
 if TYPE_CHECKING:
     from memlm.server.jobs.worker import ProgressReporter, Task
@@ -30,14 +30,20 @@ def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter
     reporter.planned(outcome_of(plan))
     if task.dry_run:
         return
-    options: dict[str, Any] = {"check": task.check, "keys": task.keys, "progress": reporter.progress}
+
+    def progress(phase: str, done: int, total: int | None, note: str = "") -> None:
+        if phase == DELETING:  # begins: a commit that nobody has heard of must not bring the text back
+            note_deletions(documents, plan.deleted)
+        reporter.progress(phase, done, total, note)
+
+    options: dict[str, Any] = {"check": task.check, "keys": task.keys, "progress": progress}
     sync_index(
         checkpoint,
         source,
         task.path,
         replace=task.replace,
         plan=plan,
-        on_text=lambda: reporter.committed(plan.deleted),
+        on_text=reporter.committed,
         **options,
     )
     if task.is_resumed:  # the attempt before may have left text without keys

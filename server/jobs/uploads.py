@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BufferedWriter
 from pathlib import Path
 from secrets import token_hex
 
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
-from memlm.base.files import remove, storage
+from memlm.base.files import remove, storage, write_atomic
 from memlm.data.corpus import Corpus, Problem
 from memlm.data.synced_folder import way_of
 from memlm.errors import InvalidInput
@@ -185,10 +185,31 @@ def ways_beside(documents: Path) -> Path:
     return documents.with_suffix(".ways")
 
 
+def note_deletions(documents: Path, document_ids: Sequence[str]) -> None:
+    """Writes down, beside the upload of a synchronization, which documents it is about to delete, after those that an
+    earlier attempt deleted.
+    """
+    noted = dict.fromkeys((*noted_deletions(documents), *document_ids))
+    write_atomic(_deletions_beside(documents), _as_json(list(noted)))
+
+
+def noted_deletions(documents: Path) -> tuple[str, ...]:
+    """The ids of `note_deletions`."""
+    try:
+        return tuple(json.loads(_deletions_beside(documents).read_bytes()))
+    except FileNotFoundError:
+        return ()
+
+
+def _deletions_beside(documents: Path) -> Path:
+    return documents.with_suffix(".deleted")
+
+
 def remove_upload(documents: Path) -> None:
     """Removes the files of an upload."""
     remove(documents)
     remove(ways_beside(documents))
+    remove(_deletions_beside(documents))
 
 
 def _as_json(value: object) -> bytes:

@@ -109,11 +109,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The text is in the datastore and can be served, while its keys are made. A synchronization has `deleted` these
-    documents.
-    """
-
-    deleted: tuple[str, ...] = ()
+    """The text is in the datastore and can be served, while its keys are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,9 +342,9 @@ class ProgressReporter:
         self._phase, self._reported_s = phase, now_s
         self._pipe.send(Progressed(phase, int(done), int(total or 0)))
 
-    def committed(self, deleted: tuple[str, ...] = ()) -> None:
-        """Reports that the text is in the datastore, and documents that were deleted."""
-        self._pipe.send(Committed(deleted))
+    def committed(self) -> None:
+        """Reports that the text is in the datastore."""
+        self._pipe.send(Committed())
 
     def planned(self, outcome: SyncOutcome) -> None:
         """Reports the work that a synchronization found."""

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_stores import DIM, spec
 
+from memlm.api.datastores import NewDocument
 from memlm.errors import InvalidInput
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
@@ -167,6 +168,15 @@ def test_today_is_the_date_of_this_computer(monkeypatch):
     assert days[0] < days[1]
     assert moment_of("2024-03-02") - moment_of("2024-03-01") == 86_400_000_000
     assert as_of_day(None) is None
+
+
+def test_a_number_that_python_does_not_write_is_no_id():
+    for given_ids in (10**5000, -(10**5000), ["a", 10**5000], {"a": 10**5000}):
+        assert ids_of({"supersedes": given_ids}) == ["a"] * isinstance(given_ids, list)
+        with pytest.raises(InvalidInput, match="supersedes is a value with too many digits; expected the id"):
+            NewDocument("x", "t", metadata={"supersedes": given_ids})
+    with pytest.raises(InvalidInput, match="valid_from is a value with too many digits; expected a date"):
+        NewDocument("x", "t", metadata={"valid_from": 10**5000})
 
 
 @pytest.mark.parametrize("given_ids", ["a", 7, 7.0, ["a", 7], ("a",), [], "", None])

@@ -64,11 +64,11 @@ class Ground(NamedTuple):
             assert store.snapshot.verify() == []
             return {document.id for document in store.snapshot.documents()} - {OWN}
 
-    def halt(self, start: Callable[[], Operation], phase: str = "read") -> tuple[Operation, int]:
-        """Starts a job, and waits until its process has stopped as it reads documents."""
+    def halt(self, start: Callable[[], Operation], phase: str = "read", besides: int = 0) -> tuple[Operation, int]:
+        """Starts a job, and waits until its process has stopped as it reads documents, `besides` one that has."""
         self.halts.write_text(phase)
         job, stopped = start(), list[int]()
-        wait_until(lambda: stopped.extend(filter(is_stopped, self.server.job_pids)) or stopped)
+        wait_until(lambda: stopped.extend(filter(is_stopped, set(self.server.job_pids) - {besides})) or stopped)
         self.halts.unlink()
         return job, stopped[0]
 
@@ -476,6 +476,52 @@ def test_what_is_deleted_during_a_replacement_does_not_come_back(ground: Ground,
     job.result(PATIENCE_S)
     assert ground.ids() == {"b.txt", "c.html", *(f"large-{n}" for n in range(12))}
     assert ground.sync().added == ("d.txt",)
+
+
+@pytest.mark.parametrize("then", ["sync first", "build first", "cancelled"])
+def test_what_was_deleted_before_a_kill_comes_back_in_no_replacement(
+    tmp_path: Path, model_folder: Path, corpus_folder: Path, then: str
+) -> None:
+    """The server dies when the deletion is committed and it has not heard of it, and a replacement is being built."""
+    docs = make_docs(tmp_path)
+    corpus = large(shutil.copytree(docs, tmp_path / "corpus"))
+    with serve(tmp_path, model_folder, corpus_folder) as server, Client(server.address) as client:
+        ground = Ground(server, client, docs, tmp_path / "stores", tmp_path / "halts")
+        client.datastores.build("docs", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
+        ground.sync()
+        build, first = ground.halt(
+            lambda: client.datastores.build("docs", str(corpus), replace=True, keys="none", check="none")
+        )
+        (docs / "a.txt").unlink()
+        job, second = ground.halt(
+            lambda: client.datastores.sync("docs", docs, check="none"), "committed", besides=first
+        )
+        server.process.kill()
+        server.process.wait(PATIENCE_S)
+        for pid in (first, second):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (first, second)))
+        ground.halts.write_text(COMPARING if then == "build first" else "read")  # who waits after the restart
+    own = ("--index-workers", "1") if then == "cancelled" else ()  # the build's, so that the other has not begun
+    with serve(tmp_path, model_folder, corpus_folder, *own) as server, Client(server.address) as client:
+        ground = Ground(server, client, docs, tmp_path / "stores", tmp_path / "halts")
+        again, build = client.operations.open(job.name), client.operations.open(build.name)
+        stopped = list[int]()
+        wait_until(lambda: stopped.extend(filter(is_stopped, server.job_pids)) or stopped)
+        ground.halts.unlink()
+        if then == "cancelled":
+            again.cancel()
+        elif then == "sync first":
+            assert again.result(PATIENCE_S).sync.num_deleted == 1
+        if then != "build first":
+            os.kill(stopped[0], signal.SIGCONT)
+        build.result(PATIENCE_S)
+        if then == "build first":
+            os.kill(stopped[0], signal.SIGCONT)
+            with pytest.raises(MemlmError):  # its datastore is no more
+                again.result(PATIENCE_S)
+        assert ground.ids() == {"b.txt", "c.html", *(f"large-{n}" for n in range(12))}
+        wait_until(lambda: not any(b"a.txt" in file.read_bytes() for file in (tmp_path / "stores" / "jobs").iterdir()))
 
 
 def test_what_waits_while_its_datastore_is_replaced_fails_and_builds_nothing(ground: Ground) -> None:

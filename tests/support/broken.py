@@ -8,6 +8,7 @@ import errno
 import gc
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +96,35 @@ def run_index_worker_on_full_disk(*arguments: Any) -> None:
 
 def run_halting_index_worker(*arguments: Any) -> None:
     """Its jobs stop themselves once they have read or copied something, and before they commit it, or in the midst of
-    the phase that the file names.
+    the phase that the file names, or where that is "committed" once they have committed, before they tell.
     """
     from memlm.server.jobs.worker import ProgressReporter
     from memlm.server.jobs.worker import run_index_worker as run
 
-    report = ProgressReporter.progress
+    report, tell = ProgressReporter.progress, ProgressReporter.committed
+
+    def committed(self: Any) -> None:
+        if _halting_phase() == "committed":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        tell(self)
 
     def progress(self: Any, phase: str, done: int, total: int | None, note: str = "") -> None:
         report(self, phase, done, total, note)
-        halts = Path(os.environ[HALTS])
-        if not (done and halts.exists()) or note.startswith("0 entries"):
+        halting = _halting_phase() if done else None
+        if halting is None or note.startswith("0 entries"):
             return
-        if phase in (halts.read_text() or "read", halts.read_text() or "copy"):
+        if phase in (halting or "read", halting or "copy"):
             os.kill(os.getpid(), signal.SIGSTOP)
 
     ProgressReporter.progress = progress  # type: ignore[method-assign]
+    ProgressReporter.committed = committed  # type: ignore[method-assign]
     run(*arguments)
+
+
+def _halting_phase() -> str | None:
+    with suppress(FileNotFoundError):
+        return Path(os.environ[HALTS]).read_text()
+    return None
 
 
 def fill_disk() -> None:
