@@ -64,8 +64,8 @@ class SyncedFolder:
     is_local = True
 
     def __init__(self, corpus: Corpus, name: str | None = None) -> None:
-        """Given a `name` for all of them, files go by their paths within the folder that holds all. Else they go by
-        those on this machine.
+        """Given a `name` for all of them, files go by their paths within the folders that are given: these may lie
+        elsewhere next time, and more may be given. Else they go by those on this machine.
         """
         if corpus.documents or corpus.has_pipes:
             raise InvalidInput("only files and folders can be synchronized; name some", field="corpus")
@@ -74,8 +74,8 @@ class SyncedFolder:
         self._corpus, self._troubled, self._names = corpus, set[str](), dict[str, str]()
         self._ways = dict[str, str]()  # of folders
         self._places = {os.path.abspath(path) for path in corpus.places}
-        folders = [path if os.path.isdir(path) else os.path.dirname(path) for path in self._places]
-        self._base = os.path.commonpath(folders) if name is not None else None
+        folders = {path: path if os.path.isdir(path) else os.path.dirname(path) for path in self._places}
+        self._bases = folders if name is not None else None
         self.origin = hash_of("\n".join(sorted(self._places)))
         # Other machines may have other files under the same path.
         self.name = hash_of(f"{platform.node()}\n{self.origin}") if name is None else name
@@ -131,7 +131,10 @@ class SyncedFolder:
         return self._ways[folder]
 
     def _hash(self, path: str) -> str:
-        return hash_of(path if self._base is None else os.path.relpath(path, self._base))
+        if self._bases is None:
+            return hash_of(path)
+        within = [place for place in self._bases if path == place or path.startswith(os.path.join(place, ""))]
+        return hash_of(os.path.relpath(path, self._bases[max(within, key=len)]))
 
     def _on_problem(self, problem: Problem) -> None:
         where = problem.where

@@ -225,6 +225,15 @@ def test_a_folder_that_has_a_name_may_lie_anywhere(ground: Ground, tmp_path: Pat
         ground.sync(name="")
 
 
+def test_more_folders_of_one_name_leave_in_doubt_what_was(ground: Ground, tmp_path: Path) -> None:
+    ground.sync(name="manual")
+    (ground.docs / "a.txt").write_bytes(b"\0\1")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "y.txt").write_text("more text")
+    found = ground.sync(ground.docs, tmp_path / "more", name="manual")
+    assert (found.added, found.deleted, found.kept) == (("y.txt",), (), ("a.txt",))
+
+
 def test_what_is_in_doubt_keeps_its_documents(ground: Ground, tmp_path: Path) -> None:
     mounted = ground.docs / "mounted"
     mounted.mkdir()
