@@ -72,6 +72,7 @@ class SyncedFolder:
         if name == "":
             raise InvalidInput("name is empty; give the folder a name, or leave it out", field="name")
         self._corpus, self._troubled, self._names = corpus, set[str](), dict[str, str]()
+        self._paths, self._unlisted = dict[str, Path](), set[str]()
         self._ways = dict[str, str]()  # of folders
         self._places = {os.path.abspath(path) for path in corpus.places}
         folders = {path: path if os.path.isdir(path) else os.path.dirname(path) for path in self._places}
@@ -83,8 +84,8 @@ class SyncedFolder:
     def documents(self) -> Corpus:
         """All documents, in order, of the files that are there now."""
         listed = _Listed.of(self._corpus)
-        self._paths = dict(listed.listing)
-        self._unlisted = {os.path.abspath(path) for path, _ in listed.unlisted}
+        self._paths |= dict(listed.listing)  # files that were read before may be gone by now
+        self._unlisted |= {os.path.abspath(path) for path, _ in listed.unlisted}
         return replace(listed, on_problem=self._on_problem, on_document=self._on_document)
 
     def way(self, id_: str) -> str:

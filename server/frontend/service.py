@@ -246,6 +246,8 @@ class Service:
             message = first
             await asyncio.to_thread(upload.take, message)
             async for message in requests:
+                if message.sync:  # what came before would have been added, and nothing deleted
+                    raise InvalidInput("sync is in a message behind the first; name the folder there", field="sync")
                 await asyncio.to_thread(upload.take, message)
             await asyncio.to_thread(upload.finish, message.num_documents)
             operation = await self._jobs.submit(request, call.caller.name, upload)

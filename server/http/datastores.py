@@ -24,6 +24,7 @@ from memlm.api.operations import (
 )
 from memlm.api.tracing import TraceRequest
 from memlm.data.synced_folder import hash_of
+from memlm.errors import InvalidInput
 from memlm.server.frontend.service import AdmittedCall, Service
 from memlm.server.http.bodies import (
     ADD,
@@ -82,7 +83,7 @@ async def add_documents(service: Service, exchange: Exchange) -> None:
         else:
             body = await read_body(service, call, exchange, ADD)
             documents = tuple(NewDocument(**each) for each in body.pop("documents"))
-            keep = tuple(map(hash_of, body.pop("keep", ())))
+            keep = tuple(_hash_of(name, place) for place, name in enumerate(body.pop("keep", ())))
             requests = _given(documents, keep, exchange, {**query, **body})
         await _reply_accepted(exchange, await service.add_documents(call, requests))
 
@@ -135,6 +136,17 @@ async def delete_operation(service: Service, exchange: Exchange) -> None:
     async with service.admit("DeleteOperation", exchange) as call:
         await service.answer(call, DeleteOperationRequest(_operation_name(exchange)))
         await exchange.reply_json({})
+
+
+def _hash_of(name: str, place: int) -> str:
+    """The hash of a document or a folder to keep. Raises InvalidInput for what would keep nothing."""
+    path = name.rstrip("/")
+    if not path or "*" in path:  # ids often have a ? or a [
+        raise InvalidInput(
+            f"keep[{place}] is {name[:80]!r}; expected the id of a document, or a folder of ids, as docs/old: no glob",
+            field=f"keep[{place}]",
+        )
+    return hash_of(path)
 
 
 async def _delete(service: Service, call: AdmittedCall, exchange: Exchange, document_ids: tuple[str, ...]) -> None:

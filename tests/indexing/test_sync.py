@@ -375,6 +375,9 @@ def test_files_that_come_after_the_listing_wait_for_the_next_one(docs):
     assert [document.id for document in documents] == ["a.txt", "b.txt", "c.html"]
     assert folder.files() == {id_: f"{hash_of('.')}/{hash_of(id_)}" for id_ in ("a.txt", "b.txt", "c.html")}
     assert [document.id for document in folder.documents()] == ["a.txt", "b.txt", "c.html", "late.txt"]
+    (docs / "late.txt").unlink()
+    folder.documents()
+    assert folder.files()["late.txt"] == f"{hash_of('.')}/{hash_of('late.txt')}"  # it was read before it went away
 
 
 def test_titles_and_metadata_count_too(checkpoint, tmp_path):

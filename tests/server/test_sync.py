@@ -337,6 +337,17 @@ def test_a_malformed_synchronization_is_refused(ground: Ground, change: dict[str
             assert ground.client.operations.open(reply.name).result(PATIENCE_S).sync.added == ("x",)
 
 
+def test_only_the_first_message_names_the_folder(ground: Ground) -> None:
+    """A later name, and `dry_run` beside it, would be ignored: the documents would be added to what is there."""
+    documents, end = AddDocumentsRequest(documents=(NewDocument("x", "a text"),)), {"num_documents": 1}
+    for name, later in (("", {"sync": "mine"}), ("mine", {"sync": "other"}), ("mine", {"sync": "mine", "dry_run": 1})):
+        first = AddDocumentsRequest("docs", check="none", sync=name)
+        assert "sync is in a message behind the first" in send(
+            ground, first, documents, AddDocumentsRequest(**later, **end)
+        )
+    assert ground.ids() == set()
+
+
 def test_what_an_upload_keeps_is_bounded(tmp_path: Path) -> None:
     """In number and in bytes, together with the ways of its documents."""
     hashes = tuple(hash_of(str(number)) for number in range(3))

@@ -148,6 +148,7 @@ def test_a_datastore_follows_documents_that_are_sent(http: httpx.Client) -> None
     assert synced(http, json={"documents": [eats], "keep": ["s/b"]}) == {"kept": ["s/b"]}
     other = {"id": "t", "text": "the quoll runs"}
     assert synced(http, json={"documents": [other], "keep": ["s"]}) == {"added": ["t"], "kept": ["s/a", "s/b"]}
+    assert synced(http, json={"documents": [other], "keep": ["s//"]}) == {"kept": ["s/a", "s/b"]}
     body = {"documents": [other, {**eats, "text": "the quoll digs"}]}
     expected = {"replaced": ["s/a"], "deleted": ["s/b"]}
     assert synced(http, json=body, params={"dry_run": "true"}) == expected
@@ -179,6 +180,9 @@ def test_a_form_that_breaks_off_deletes_nothing(http: httpx.Client) -> None:
         ({"documents": []}, {"sync": "x"}, "documents"),
         ({"documents": [{"id": "a", "text": "b"}]}, {"dry_run": "true"}, "dry_run is of a synchronization"),
         ({"documents": [{"id": "a", "text": "b"}], "keep": ["c"]}, {}, "of a synchronization"),
+        ({"documents": [{"id": "a", "text": "b"}], "keep": ["s", "s/*"]}, {"sync": "x"}, "keep[1] is 's/*'"),
+        ({"documents": [{"id": "a", "text": "b"}], "keep": [""]}, {"sync": "x"}, "keep[0] is ''"),
+        ({"documents": [{"id": "a", "text": "b"}], "keep": ["/"]}, {"sync": "x"}, "keep[0] is '/'"),
         ({"documents": [{"id": "a", "text": "b"}]}, {"sync": "x" * 201}, "sync has 201 characters"),
     ],
 )
