@@ -17,6 +17,7 @@ from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress
 from memlm.bench.texts import alternately, median_ratio
 from memlm.data.corpus import Corpus
+from memlm.errors import InvalidInput
 from memlm.generation.drafts.budget import DraftBudget
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import load_checkpoint
@@ -49,6 +50,12 @@ def bench_drafts(
     """
     with LanguageModel(load_checkpoint(model, dtype=dtype), [store]) as lm:
         texts = [document.text for document in held_out if len(document.text) > 2 * PROMPT_CHARACTERS][:prompts]
+        if len(texts) < max(streams):
+            raise InvalidInput(
+                f"{len(texts)} texts of over {2 * PROMPT_CHARACTERS} characters as prompts, and {max(streams)} streams;"
+                " give as many (--prompts), or fewer streams (--streams)",
+                field="prompts",
+            )
         middles = [text[len(text) // 2 :] for text in texts]
         continued = [text[:PROMPT_CHARACTERS] for text in middles]
         copied = [f"{text[:COPIED_CHARACTERS]}\n\n{text[:STARTED_CHARACTERS]}" for text in middles]

@@ -19,6 +19,8 @@ def test_the_command_compares_texts_with_drafts_and_without(model_folder, store_
     shown = CliRunner().invoke(app, [*words, *settings])
     assert shown.exit_code == 0, shown.output
     assert "greedy" in shown.stdout
+    more = CliRunner().invoke(app, [*words, *settings, "--streams", "5"])
+    assert "4 texts of over 40 characters as prompts, and 5 streams" in str(more.exception)
     result = CliRunner().invoke(app, [*words, *settings, "--json"])
     figures = figures_of(result.stdout)
     kinds = ("in domain, greedy", "in domain, sampled", "repeated, greedy", "no match")
