@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -17,19 +17,29 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.interruption import describe_build, on_interrupt
-from memlm.errors import AlreadyExists, DeadlineExceeded, InvalidInput, Locked, Overloaded, Unavailable, check_choice
+from memlm.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidInput,
+    Locked,
+    MemlmError,
+    Overloaded,
+    Unavailable,
+    check_choice,
+)
 
 if TYPE_CHECKING:
     from memlm.data.corpus import Corpus
     from memlm.indexing.sync import SyncPlan
 
 SHOWN = 10  # documents of each kind
-WATCH_S = 2.0  # between two looks at the files
+WATCH_S, LATEST_S = 2.0, 10.0  # between two looks at the files, and until a change is taken in any case
 Watch = Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, whenever a file changes.")]
 Replace = Annotated[
     bool,
     typer.Option("--replace", help="Also replace documents that other folders brought. They are this folder's then."),
 ]
+_Look: TypeAlias = "dict[str, tuple[int, int]] | str"
 _PASSING = (Locked, Unavailable, Overloaded, DeadlineExceeded)  # while no file changes
 
 
@@ -80,10 +90,8 @@ def at_each_change(corpus: Corpus, do: Callable[[], None], *, watch: bool) -> No
     """Does something at once and, to `watch`, again whenever a file has changed. Then its errors are told, and those
     that pass by themselves are another reason to do it again.
     """
-    from memlm.data.synced_folder import signature_of
-
     while True:
-        seen = signature_of(corpus)
+        seen = _look_at(corpus) if watch else None
         try:
             do()
         except (AlreadyExists, InvalidInput, *_PASSING) as error:
@@ -91,23 +99,35 @@ def at_each_change(corpus: Corpus, do: Callable[[], None], *, watch: bool) -> No
                 raise
             err.print(f"memlm: {one_line(str(error))}", markup=False)
             if isinstance(error, _PASSING):
-                seen = {}
+                seen = None
         if not watch:
             return
         _wait_for_change(corpus, seen)
 
 
-def _wait_for_change(corpus: Corpus, seen: dict[str, tuple[int, int]]) -> None:
-    """Waits until a file differs and none is written any more."""
-    from memlm.data.synced_folder import signature_of
-
-    before = seen
+def _wait_for_change(corpus: Corpus, seen: _Look | None) -> None:
+    """Waits until a file differs and none is written any more, or LATEST_S since the last look at which none did."""
+    before, same_s = seen, time.monotonic()
     while True:
         time.sleep(WATCH_S)
-        now = signature_of(corpus)
-        if now == before != seen:
+        now = _look_at(corpus)
+        if now == seen:
+            same_s = time.monotonic()
+        elif now == before or time.monotonic() - same_s >= LATEST_S:
             return
         before = now
+
+
+def _look_at(corpus: Corpus) -> _Look:
+    """The signature of the files, or what hinders a look at them, which then hinders the synchronization and is told by
+    that.
+    """
+    from memlm.data.synced_folder import signature_of
+
+    try:
+        return signature_of(corpus)
+    except MemlmError as error:
+        return str(error)
 
 
 def _print(plan: SyncPlan, *, json: bool) -> None:
