@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from chats import PLAIN, PLAIN_TOKENS, give_template
+from running import wait_until
 
 from memlm.cli.demo_pretrained import ENDING, FACT_ID
 from memlm.client import Client
@@ -63,7 +64,7 @@ def stop_when(words: str, number: signal.Signals, folder: Path, *options: str) -
     started = children_of(process.pid)
     process.send_signal(number)
     rest, _ = process.communicate(timeout=60)
-    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))  # they end with their parent, or soon
     return process.returncode, rest
 
 

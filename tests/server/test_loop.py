@@ -87,7 +87,7 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set
     """Encodes long texts only once something has happened, and notes in which threads that was."""
 
     def after(event: threading.Event) -> set[int]:
-        threads, encode = set[int](), Tokenizer._encodings
+        threads, encode = set[int](), Tokenizer._encoded
 
         def encode_later(tokenizer: Tokenizer, texts: Sequence[str]) -> Any:
             if len(texts[0]) >= len(LONG):
@@ -95,7 +95,7 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], set
                 assert event.wait(PATIENCE_S)
             return encode(tokenizer, texts)
 
-        monkeypatch.setattr(Tokenizer, "_encodings", encode_later)
+        monkeypatch.setattr(Tokenizer, "_encoded", encode_later)
         return threads
 
     return after
@@ -156,7 +156,7 @@ def test_a_prompt_that_cannot_fit_is_refused_without_encoding_it(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = run_steps(lm.engine.sessions.create()).name
-    monkeypatch.setattr(Tokenizer, "_encodings", lambda *_: pytest.fail("it was encoded"))
+    monkeypatch.setattr(Tokenizer, "_encoded", lambda *_: pytest.fail("it was encoded"))
     last = FakePipe(prompt=GenerateRequest(LONG), append=AppendToSessionRequest(session, LONG)).play(lm)
     for refused in (last["prompt"].error, last["append"].error):
         assert isinstance(refused, InvalidInput)

@@ -120,8 +120,8 @@ def summary(tokens: Sequence[Token], usage: Usage | None, accepted: Accepted | N
     if usage is not None and usage.decode_ms > 0 and usage.generated_tokens > 1:
         parts.append(f"{1000 * (usage.generated_tokens - 1) / usage.decode_ms:,.1f} tokens/s")
     if usage is not None and usage.drafts and usage.steps:
-        accepted, drafted = (sum(getattr(each, name) for each in usage.drafts) for name in ("accepted", "drafted"))
-        parts.append(f"{usage.generated_tokens / usage.steps:.1f} tokens a step ({accepted:,} of {drafted:,} drafted)")
+        taken, drafted = (sum(getattr(each, name) for each in usage.drafts) for name in ("accepted", "drafted"))
+        parts.append(f"{usage.generated_tokens / usage.steps:.1f} tokens a step ({taken:,} of {drafted:,} drafted)")
     if any(token.knn_logprob is not None for token in tokens):
         partly = f", with keys of {accepted.keyed_share:.0%}" if accepted and accepted.keyed_share < 1 else ""
         parts.append(f"{mean_share(tokens):.0%} from memory{partly}")
