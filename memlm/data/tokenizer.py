@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -33,6 +32,15 @@ from memlm.base.steps import Offload, Outcome, Steps
 from memlm.base.texts import read_text
 from memlm.data.control_tokens import Part, TextEncoder
 from memlm.data.long_texts import PIECE_CHARACTERS, encode_in_pieces
+from memlm.data.tokenizer_rules import (
+    byte_level_bytes,
+    description_of,
+    falls_back,
+    mentions,
+    prepends,
+    sentencepiece_bytes,
+    shrinking,
+)
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound
 
 END_OF_TEXT = "<|endoftext|>"
@@ -47,10 +55,7 @@ SHORT_CHARACTERS = 1 << 13  # are encoded in a few milliseconds
 LONG_CHARACTERS = 1 << 20  # take about a second
 DECODED_TOKENS = CHECKED_IDS = 1 << 16  # in one step
 PACKED = "i"  # 32 bits: as both numpy and the standard library call them
-COMPOSED_BYTES = 4  # that one byte of a composed character may have been; Hangul's syllables have three
 _TWO_WORDS = re.compile(rb"\S\s+\S")
-BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-SPACE = "\u2581"  # what stands for a space in SentencePiece's vocabularies
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +84,10 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialIds | None = None) -> None:
         """Takes a tokenizer of the `tokenizers` library. `special` defaults to memlm's own special token."""
-        described = _described(backend)
-        self._is_byte_level = _mentions(described, "ByteLevel")
+        described = description_of(backend)
+        self._is_byte_level = mentions(described, "ByteLevel")
         kind = described["model"]["type"]
-        if not (kind == "BPE" and self._is_byte_level) and not (kind in ("BPE", "Unigram") and _falls_back(described)):
+        if not (kind == "BPE" and self._is_byte_level) and not (kind in ("BPE", "Unigram") and falls_back(described)):
             raise Incompatible(
                 f"the tokenizer is {kind} without a token for every byte; give one of byte-level BPE, or BPE or Unigram"
                 " with byte fallback, or let `memlm train` make one"
@@ -93,7 +98,7 @@ class Tokenizer:
         self._has_more = False
         self.control_tokens: Mapping[str, int] = self.special_tokens
         self._encoder = TextEncoder(backend, self.control_tokens)
-        self.prepends_space = not self._is_byte_level and _prepends(described)
+        self.prepends_space = not self._is_byte_level and prepends(described)
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -351,12 +356,12 @@ class Tokenizer:
         )
 
     def _bytes_of(self, word: str) -> bytes:
-        return _byte_level_bytes(word) if self._is_byte_level else _sentencepiece_bytes(word)
+        return byte_level_bytes(word) if self._is_byte_level else sentencepiece_bytes(word)
 
     @cached_property
     def _most_bytes(self) -> int:
         """The most bytes of a text that one token can encode, or 0 if nothing bounds them."""
-        shrinks = _shrinking(_described(self._backend)["normalizer"])
+        shrinks = shrinking(description_of(self._backend)["normalizer"])
         strips = any(token.lstrip or token.rstrip for token in self._backend.get_added_tokens_decoder().values())
         return 0 if shrinks is None or strips else shrinks * max(map(len, self.token_bytes))
 
@@ -381,79 +386,12 @@ class Tokenizer:
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:32]
 
 
-def _byte_level_bytes(word: str) -> bytes:
-    """A word with a character that stands for no byte, as raw spaces, is its own text."""
-    numbers = [_byte_of_character().get(character) for character in word]
-    return word.encode() if None in numbers else bytes(number for number in numbers if number is not None)
-
-
-def _sentencepiece_bytes(word: str) -> bytes:
-    """`<0x0A>` is a byte. In any other word, a lower one eighth block is a space."""
-    if BYTE_TOKEN.fullmatch(word):
-        return bytes([int(word[3:5], 16)])
-    return word.replace(SPACE, " ").encode()
-
-
-@cache
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable bytes map to themselves, all others to characters from U+0100 on, in order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-def _described(backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """The fields of `tokenizer.json` but for a BPE model's vocabulary and merges, whose text takes 0.3 s to parse."""
-    parts = {name: getattr(backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
-    described = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
-    model = backend.model
-    if isinstance(model, BPE):
-        return {**described, "model": {"type": "BPE", "byte_fallback": model.byte_fallback}}
-    return {**described, "model": json.loads(model.__getstate__())}
-
-
-def _mentions(described: Any, kind: str) -> bool:
-    """Whether a pre-tokenizer or decoder of that type is part of the tokenizer."""
-    parts = [described.get("pre_tokenizer"), described.get("decoder")]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            if part.get("type") == kind:
-                return True
-            parts += [*part.get("pretokenizers", []), *part.get("decoders", [])]
-    return False
-
-
 def _aside(text: str, encode: Callable[[], Outcome]) -> Steps[Outcome]:
     """Encodes a text: outside the loop where it is not short."""
     if len(text) <= SHORT_CHARACTERS:
         return encode()
     encoded: Outcome = yield Offload(encode, is_long=len(text) > LONG_CHARACTERS)
     return encoded
-
-
-def _shrinking(normalizer: Any) -> int | None:
-    """Returns by which factor normalizing may shrink a text in bytes, or None if nothing bounds it."""
-    if normalizer is None:
-        return 1
-    kind = normalizer.get("type")
-    if kind == "Sequence":
-        factors = [_shrinking(part) for part in normalizer["normalizers"]]
-        return None if None in factors else math.prod(factors)  # type: ignore[arg-type]
-    if kind == "Replace":
-        pattern = normalizer["pattern"].get("String")
-        return 1 if pattern is not None and len(normalizer["content"].encode()) >= len(pattern.encode()) else None
-    return {"Prepend": 1, "NFC": COMPOSED_BYTES, "NFKC": COMPOSED_BYTES}.get(kind)
-
-
-def _falls_back(described: Any) -> bool:
-    return bool(described["model"].get("byte_fallback"))
-
-
-def _prepends(described: Any) -> bool:
-    """Whether encoding puts a space before the text, which decoding a whole text takes away."""
-    stages = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")])
-    return '"Prepend"' in stages or ('"Metaspace"' in stages and '"prepend_scheme": "never"' not in stages)
 
 
 def _special_ids(folder: Path, backend: tokenizers.Tokenizer) -> SpecialIds | None:
