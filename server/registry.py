@@ -135,10 +135,13 @@ class DatastoreRegistry:
             log.error("%s could not be removed: %s", path, trouble)
 
     def _remove_rest(self) -> None:
-        """Removes what is left of datastores that were being removed."""
+        """Removes what is left of datastores that were being removed. What cannot be, is logged."""
         for folder in [] if self.folder is None else self.folder.glob(f"*{REMOVED}"):
-            if BUILT.search(folder.name.removesuffix(REMOVED)):
-                remove(folder)
+            try:
+                if BUILT.search(folder.name.removesuffix(REMOVED)):
+                    remove(folder)
+            except OSError as trouble:
+                log.error("%s could not be removed: %s", folder, trouble)
 
     def _write(self, built: dict[str, Path]) -> None:
         if built == self._built:

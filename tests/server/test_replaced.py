@@ -199,8 +199,12 @@ def test_a_datastore_is_removed_while_a_worker_still_writes_to_it(tmp_path: Path
 def test_the_rest_of_a_removal_that_was_killed_is_removed_by_the_next_start(tmp_path: Path) -> None:
     for name in ("docs-0123456789abcdef.removed", "docs-0123456789abcdef", "mine.removed"):
         (tmp_path / name / "segments").mkdir(parents=True)
+    link = tmp_path / "link-0123456789abcdef.removed"  # which cannot be removed so, and hinders no start
+    link.symlink_to(tmp_path / "mine.removed")
     DatastoreRegistry([], tmp_path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["docs-0123456789abcdef", "mine.removed"]
+    kept = ["docs-0123456789abcdef", "link-0123456789abcdef.removed", "mine.removed"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == kept
+    assert (tmp_path / "mine.removed" / "segments").is_dir()
 
 
 def test_the_folders_of_sessions_and_operations_are_on_the_disk_before_anything_is_in_them(
