@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -160,22 +160,7 @@ def load_checkpoint(
     device = device_of(device)
     path = find_model(model)
     form = form_of(dtype, device, trainable=trainable, is_gguf=is_gguf(path))
-    files: WeightFiles | GgufFile
-    family: Family | None = None
-    if is_gguf(path):
-        files = GgufFile(path)
-        path = files.path  # of the first part, whichever was given
-        marks = marks_of(path)
-        config, family = config_of(files), architecture_of(files)
-        tokenizer = tokenizer_of(files.metadata, str(path))
-    else:
-        given = read_config_file(path)
-        marks = marks_of(path)
-        is_ours = given.get("model_type") == MODEL_TYPE
-        config = _our_config(path, given) if is_ours else read_config(given)
-        family = None if is_ours else family_of(given)
-        tokenizer = Tokenizer.load(path)
-        files = WeightFiles(path)
+    path, files, marks, config, family, tokenizer = _read_gguf(path) if is_gguf(path) else _read_folder(path)
     if (surplus := tokenizer.vocab_size - config.vocab_size) > 0:
         log.warning("%s: the tokenizer has %d tokens more than the model, which cannot read them", path, surplus)
         tokenizer.fit(config.vocab_size, str(path))
@@ -199,6 +184,35 @@ def load_checkpoint(
     if weights:
         checkpoint.read_weights()
     return checkpoint
+
+
+class _Described(NamedTuple):
+    """A model but for its weights. Without a `family`, it is of memlm."""
+
+    path: Path
+    files: WeightFiles | GgufFile
+    marks: tuple[tuple[int, ...], ...]
+    config: ModelConfig
+    family: Family | None
+    tokenizer: Tokenizer
+
+
+def _read_gguf(path: Path) -> _Described:
+    files = GgufFile(path)
+    path = files.path  # of the first part, whichever was given
+    marks = marks_of(path)
+    config, family = config_of(files), architecture_of(files)
+    return _Described(path, files, marks, config, family, tokenizer_of(files.metadata, str(path)))
+
+
+def _read_folder(path: Path) -> _Described:
+    given = read_config_file(path)
+    marks = marks_of(path)
+    is_ours = given.get("model_type") == MODEL_TYPE
+    config = _our_config(path, given) if is_ours else read_config(given)
+    family = None if is_ours else family_of(given)
+    tokenizer = Tokenizer.load(path)
+    return _Described(path, WeightFiles(path), marks, config, family, tokenizer)
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer:
