@@ -185,6 +185,6 @@ def test_a_purge_over_grpc_leaves_no_byte_also_where_every_document_is_deleted(
         assert CliRunner().invoke(app, command).exit_code == 0
         assert not list((store / "segments").iterdir())
         assert client.search("store", "the memory", k=4) == ()
-        assert len(list(client.generate("the memory", max_tokens=3))) == 3
+        assert len(list(client.generate("the memory", max_tokens=3, temperature=0))) == 3
         assert client.datastores.add("store", [NewDocument("new", make_text(901, 60))]).result().num_documents == 1
         assert {neighbor.document_id for neighbor in client.search("store", "the memory", k=4)} == {"new"}

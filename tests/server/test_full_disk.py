@@ -52,7 +52,7 @@ def test_a_full_disk_is_told_as_such_and_changes_nothing(
             assert client.get_session(session.name).num_tokens == num_tokens
             assert not client.get_session(session.name).busy
             assert client.datastores.get("docs") == before
-            assert len(list(client.generate("the memory", max_tokens=3, neighbors=2))) == 3
+            assert len(list(client.generate("the memory", max_tokens=3, temperature=0, neighbors=2))) == 3
             assert "doc-1.txt" in {found.document_id for found in client.search("docs", "the", k=2000)}
         full.unlink()
 

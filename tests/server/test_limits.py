@@ -231,7 +231,7 @@ def test_the_server_may_open_as_many_files_as_the_system_lets_it(tmp_path: Path,
 
 def test_a_token_reports_so_many_neighbors(client: Client) -> None:
     assert client.get_server_info().max_neighbors == 64
-    assert len(next(client.generate("the", max_tokens=1, k=64, neighbors=64)).neighbors) > 20
+    assert len(next(client.generate("the", max_tokens=1, temperature=0, k=64, neighbors=64)).neighbors) > 20
     with pytest.raises(InvalidInput, match="at most 64 for each token") as refused:
         list(client.generate("the", max_tokens=1, neighbors=65))
     assert refused.value.field == "neighbors"

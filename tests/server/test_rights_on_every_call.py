@@ -166,7 +166,7 @@ def test_anothers_operation_is_not_found_whatever_is_asked_of_it(
 def test_anothers_generation_can_be_neither_resumed_nor_cancelled(
     guarded: RunningServer, ann: Client, ben: Client
 ) -> None:
-    with ann.generate("the memory", resume_s=60, max_tokens=5, use_store=False) as stream:
+    with ann.generate("the memory", resume_s=60, max_tokens=5, temperature=0, use_store=False) as stream:
         next(stream)
         request_id = stream.accepted.request_id
         for request in (ResumeGenerationRequest(request_id), CancelGenerationRequest(request_id)):
