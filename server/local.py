@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -50,6 +51,8 @@ def started_server(model: str | Path, *stores: Path, options: Sequence[str] = ()
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):  # workers of a server that ended while they were started
+            os.killpg(process.pid, signal.SIGKILL)
         if forwarder is not None:
             forwarder.join()
         if process.stderr is not None:

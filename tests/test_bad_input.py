@@ -227,14 +227,14 @@ def test_commands_escape_what_documents_bring(capsys, hostile_store, model_folde
 def test_the_client_escapes_what_a_server_sends(capsys, hostile_store, model_folder, tmp_path):
     with RunningServer(tmp_path / "log", model_folder, hostile_store, options=("--threads", "1")) as server:
         target = ("--target", server.address)
-        shown, _ = run(capsys, "client", "search", "the memory", *target)
+        shown, _ = run(capsys, "index", "search", "store", "the memory", *target)
         assert "forged" in shown
-        words = ("client", "generate", "the memory", "--show-sources", "--lam", 0.9, "--max-tokens", 40)
+        words = ("generate", "the memory", "--show-sources", "--lam", 0.9, "--max-tokens", 40)
         assert "forged" in run(capsys, *words, "--temperature", 0, *target)[0]
         with pytest.raises(AssertionError, match="reads none"):
             run(capsys, *words, "--no-store", *target)
-        run(capsys, "client", "datastore", "list", *target)
-        run(capsys, "client", "datastore", "info", "store", *target)
+        run(capsys, "info", *target)
+        run(capsys, "index", "info", "store", *target)
 
 
 def test_errors_are_one_line_without_control_characters(capsys, tmp_path, model_folder):

@@ -37,7 +37,7 @@ MAX_TTL_S = 30 * 86_400.0
 MAX_DRAFTS = 64  # tokens in one step
 MAX_CONTEXT_CACHE = 1 << 24  # positions of one text
 
-SAMPLING, RETRIEVAL, DRAFTS, OUTPUT, CONNECTION = "Sampling", "Retrieval", "Drafts", "Output", "Connection"
+SAMPLING, RETRIEVAL, DRAFTS, OUTPUT, SERVER = "Sampling", "Retrieval", "Drafts", "Output", "Server"
 
 
 def as_of_option(panel: str) -> dict[str, Option]:
@@ -284,7 +284,7 @@ class StreamRequest(Request[Any]):
         metadata=option("Draft from this text, which the answer may resemble.", metavar="TEXT", panel=DRAFTS),
     )
     session: str | None = field(
-        default=None, metadata=option("Continue this session's context.", metavar="NAME", panel=CONNECTION)
+        default=None, metadata=option("Continue this session's context.", metavar="NAME", panel=SERVER)
     )
     adapter: str | None = field(
         default=None,
@@ -295,7 +295,7 @@ class StreamRequest(Request[Any]):
     )  # fmt: skip
     resume_s: float | None = field(
         default=None,
-        metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=CONNECTION),
+        metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=SERVER),
     )
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -12,22 +13,35 @@ from memlm.cli import bench, models
 from memlm.cli.ask.answer import answer
 from memlm.cli.ask.chat import chat
 from memlm.cli.ask.generate import generate
+from memlm.cli.ask.score import score
 from memlm.cli.ask.trace import trace
 from memlm.cli.calibrate import calibrate
 from memlm.cli.doctor import doctor
 from memlm.cli.eval import evaluate
 from memlm.cli.inspect import inspect
 from memlm.cli.lm_eval import lm_eval
-from memlm.cli.remote import client
 from memlm.cli.serve import serve as serve_command
+from memlm.cli.served.info import info
+from memlm.cli.served.operations import operation
+from memlm.cli.served.sessions import session
 from memlm.cli.store import index
 from memlm.cli.store.shards import shard, split_store
 from memlm.cli.terminal import options
+from memlm.cli.terminal.connection import (
+    Authority,
+    Certificate,
+    PrivateKey,
+    RootGroup,
+    Timeout,
+    Token,
+    UseTls,
+    connect_with,
+)
 from memlm.cli.terminal.console import out
-from memlm.cli.terminal.interruption import InterruptibleGroup
 from memlm.cli.train import train as train_command
 from memlm.cli.tune_context import tune_context
 
+ASK, SERVE, MODELS, MACHINE = "Ask", "Documents and servers", "Models", "This machine"  # panels of the help
 WISHES = {
     "ask your files": "memlm answer QUESTION -m MODEL -s STORE",
     "see the passages for a question": "memlm index passages STORE QUESTION -m MODEL",
@@ -37,17 +51,13 @@ WISHES = {
 }
 
 app = typer.Typer(
-    cls=InterruptibleGroup,
+    cls=RootGroup,
     help="A language model whose memory you can read, edit, scale and serve.",
     epilog="\n\n".join(f"To {wish:34} {command}" for wish, command in WISHES.items()),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(index.app, name="index")
-app.add_typer(client.app, name="client")
-app.add_typer(bench.app, name="bench")
-app.add_typer(models.app, name="models")
 
 
 def _print_version(requested: bool) -> None:
@@ -63,34 +73,49 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
+    timeout: Timeout = None,
+    token: Token = None,
+    tls: UseTls = False,
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: PrivateKey = None,
 ) -> None:
     """A language model whose memory you can read, edit, scale and serve."""
+    connect_with(timeout, token, tls=tls, ca=ca, cert=cert, key=key)
 
 
-app.command(epilog="Example: memlm train docs/ --out model --minutes 5")(train_command)
+def _add(command: Callable[..., object], panel: str, example: str, name: str | None = None) -> None:
+    app.command(name, rich_help_panel=panel, epilog=f"Example: {example}")(command)
 
 
-app.command(epilog="Example: memlm shard store --shard 1/4 --listen 10.0.0.7:50061")(shard)
-index.app.command("shard", epilog="Example: memlm index shard store --shards 4")(split_store)
-
-
-app.command("eval", epilog="Example: memlm eval heldout/ --model model --store store")(evaluate)
-app.command(epilog="Example: memlm doctor --json")(doctor)
-app.command("lm-eval", epilog="Example: memlm lm-eval --model smollm2 --store store --tasks arc_easy")(lm_eval)
-app.command(epilog="Example: memlm generate 'def main(' --model model --store store --show-sources")(generate)
-app.command(epilog="Example: memlm chat --model smollm2 --store notes")(chat)
-app.command(epilog="Example: memlm answer 'Which port does the gateway use?' --model smollm2 --store notes")(answer)
-app.command(epilog="Example: memlm trace --file answer.txt --model smollm2 --store notes")(trace)
-app.command(epilog="Example: memlm inspect smollm2 --out report.html")(inspect)
-app.command("tune-context", epilog="Example: memlm tune-context heldout/ --model smollm2")(tune_context)
-app.command(epilog="Example: memlm calibrate heldout/ --model model --delta 0.1")(calibrate)
+_add(chat, ASK, "memlm chat --model smollm2 --store notes")
+_add(answer, ASK, "memlm answer 'Which port does the gateway use?' --model smollm2 --store notes")
+_add(generate, ASK, "memlm generate 'def main(' --model model --store store --show-sources")
+_add(score, ASK, "memlm score 'import os' --model smollm2 --store notes")
+_add(trace, ASK, "memlm trace --file answer.txt --model smollm2 --store notes")
+app.add_typer(index.app, name="index", rich_help_panel=SERVE)
 app.command(
+    rich_help_panel=SERVE,
     epilog="Example: memlm serve --model model --store store --port 50051",
     context_settings={"auto_envvar_prefix": "MEMLM_SERVE"},
 )(serve_command)
+_add(info, SERVE, "memlm info --target localhost:50051")
+app.add_typer(session, name="session", rich_help_panel=SERVE)
+app.add_typer(operation, name="operation", rich_help_panel=SERVE)
+_add(shard, SERVE, "memlm shard store --shard 1/4 --listen 10.0.0.7:50061")
+index.app.command("shard", epilog="Example: memlm index shard store --shards 4")(split_store)
+app.add_typer(models.app, name="models", rich_help_panel=MODELS)
+_add(evaluate, MODELS, "memlm eval heldout/ --model model --store store", "eval")
+_add(lm_eval, MODELS, "memlm lm-eval --model smollm2 --store store --tasks arc_easy", "lm-eval")
+_add(train_command, MODELS, "memlm train docs/ --out model --minutes 5")
+_add(tune_context, MODELS, "memlm tune-context heldout/ --model smollm2", "tune-context")
+_add(calibrate, MODELS, "memlm calibrate heldout/ --model model --delta 0.1")
+_add(inspect, MODELS, "memlm inspect smollm2 --out report.html")
+_add(doctor, MACHINE, "memlm doctor --json")
+app.add_typer(bench.app, name="bench", rich_help_panel=MACHINE)
 
 
-@app.command(epilog="Example: memlm demo --out demo")
+@app.command(rich_help_panel=MACHINE, epilog="Example: memlm demo --out demo")
 def demo(
     out_folder: Annotated[Path, typer.Option("--out", "-o", help="New folder for the demo.")] = Path("memlm-demo"),
     model: options.Model = Path("smollm2"),

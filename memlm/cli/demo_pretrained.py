@@ -191,8 +191,8 @@ def _wait(target: str, to: Console) -> None:
     print_commands(
         f"Serving at {target}; Ctrl-C ends it. Try in another shell:",
         [
-            f"memlm client generate {STATEMENT!r} --target {target} --show-sources",
-            f"memlm client datastore add store notes/ --target {target}",
+            f"memlm generate {STATEMENT!r} --target {target} --show-sources",
+            f"memlm index add store notes/ --target {target}",
         ],
         to,
     )

@@ -98,7 +98,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
         f"  encoder     {_encoder(config.encoder)}",
-        *([f"  more in     {config.store_dir}: `memlm client datastore build` adds some"] if config.store_dir else []),
+        *([f"  more in     {config.store_dir}: `memlm index build --target` adds some"] if config.store_dir else []),
         f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
         f" {format_bytes(config.max_session_bytes)} of sessions",
         f"  security    {', '.join(security)}",
@@ -114,7 +114,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         " --cert CLIENT.pem --key CLIENT.key" if config.tls_client_ca else "",
         " --token TOKEN" if config.auth_file else "",
     ]
-    return [*lines, f"  try         memlm client generate 'Once upon a time'{''.join(options)}"]
+    return [*lines, f"  try         memlm generate 'Once upon a time'{''.join(options)}"]
 
 
 def _without_passwords(config: ServerConfig) -> ServerConfig:

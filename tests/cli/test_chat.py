@@ -236,7 +236,7 @@ def test_a_server_is_talked_to_alike(piped, model, store, lm, tmp_path):
         remembered, answer, forgot, last = piped.objects(words, f"/remember {FACT}", "the", "/forget first", "the")
         assert remembered["store"] == forgot["store"] == "notes"
         assert ids_in(answer) == ids_in(last) == {remembered["remembered"]}
-        code, out, err = piped(("client", "chat", "--target", server.address, *OPTIONS), "/forget nobody", "the memory")
+        code, out, err = piped(("chat", "--target", server.address, *OPTIONS), "/forget nobody", "the memory")
         assert code == 1
         assert "no document 'nobody' in notes" in err
         assert out

@@ -29,9 +29,9 @@ from typer.testing import CliRunner
 from memlm.bench.machine import machine
 from memlm.cli import main
 from memlm.cli.app import app
-from memlm.cli.remote.connection import in_their_places
 from memlm.cli.serve import announcement
 from memlm.cli.store.render import SERVED_WITHOUT_KEYS
+from memlm.cli.terminal.connection import in_their_places
 from memlm.cli.terminal.console import ConsoleProgress, jsonable
 from memlm.cli.terminal.options import num_bytes
 from memlm.index.store.lock import write_lock
@@ -61,11 +61,10 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval lm-eval generate chat answer trace inspect demo serve doctor",
-              "index": "build add sync delete compact verify snapshot info search tune",
-              "client": "generate chat answer passages score search trace model info",
-              "client datastore": "list delete add sync",
-              "client session": "create append info list forget fork delete",
+    groups = {"": "train eval lm-eval generate chat answer score trace inspect demo serve info doctor",
+              "index": "build add sync remember delete compact verify snapshot info load unload search passages tune",
+              "session": "create append info forget fork delete",
+              "operation": "info wait cancel delete",
               "bench": "build generate serve load model versus"}  # fmt: skip
     for group, commands in groups.items():
         for command in commands.split():
@@ -127,11 +126,11 @@ FAILURES = {
     ),
     "generate from no file": ("generate --file {nowhere} --model {model}", "cannot be read (No such file"),
     "generate from a folder": ("generate --file {empty} --model {model}", "cannot be read (Is a directory"),
-    "append words as a file": ("client session append NAME 'Some words'", "Some words cannot be read"),
-    "append a folder": ("client session append NAME {empty}", "cannot be read (Is a directory"),
+    "append words as a file": ("session append NAME 'Some words'", "Some words cannot be read"),
+    "append a folder": ("session append NAME {empty}", "cannot be read (Is a directory"),
     "serve no model": ("serve --model {nowhere} --port 0", "no such folder"),
     "serve at no port": ("serve --model {model} --port 70000", "--port is 70000"),
-    "call no server": ("client score x --target localhost:1 --timeout 2", "memlm serve"),
+    "call no server": ("score x --target localhost:1 --timeout 2", "memlm serve"),
 }
 
 
@@ -228,31 +227,31 @@ def test_the_command_that_a_server_offers_has_what_it_wants(model_folder, tmp_pa
     paths = {name: tmp_path / name for name in ("tls_cert", "tls_key", "tls_client_ca", "auth_file")}
     config = ServerConfig(model=model_folder, **paths)
     words = shlex.split(announcement(config, "127.0.0.1:50051")[-1])
-    assert words[4:] == ["Once upon a time", "--ca", "CA.pem", "--cert", "CLIENT.pem", "--key", "CLIENT.key",
+    assert words[3:] == ["Once upon a time", "--ca", "CA.pem", "--cert", "CLIENT.pem", "--key", "CLIENT.key",
                          "--token", "TOKEN"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("--target a:1 datastore list", "datastore list --target a:1"),
-        ("datastore --target=a:1 list --json", "datastore list --json --target=a:1"),
+        ("--target a:1 index info s", "index info s --target a:1"),
+        ("index --target=a:1 info s --json", "index info s --json --target=a:1"),
         ("generate x --ca f --token s --tls", "--ca f --token s --tls generate x"),
-        ("--timeout 3 --ca=f generate x -n 2 -- --target b", "--ca=f generate x -n 2 --timeout 3 -- --target b"),
+        ("--timeout 3 --ca=f generate x -n 2 -- --target b", "--timeout 3 --ca=f generate x -n 2 -- --target b"),
         ("generate --token", "generate --token"),
         ("--ca f generate x --target a:1", "--ca f generate x --target a:1"),
         ("", ""),
     ],
 )
-def test_the_connection_of_a_client_stands_before_a_command_or_after_it(given, meant):
+def test_the_options_of_a_connection_stand_before_a_command_or_after_it(given, meant):
     assert in_their_places(given.split()) == meant.split()
 
 
-def test_a_client_takes_its_connection_in_any_place(capsys):
+def test_a_command_takes_its_connection_in_any_place(capsys):
     for words in (
-        ("client", "--target", "http://localhost:1/x", "datastore", "list"),
-        ("client", "datastore", "--target", "http://localhost:1/x", "list", "--token", "s"),
-        ("client", "info", "--tls", "--target", "http://localhost:1/x"),
+        ("--target", "http://localhost:1/x", "index", "info", "s"),
+        ("index", "--target", "http://localhost:1/x", "info", "s", "--token", "t"),
+        ("info", "--tls", "--target", "http://localhost:1/x"),
     ):
         code, _, error = memlm(capsys, *words)
         assert (code, "expected HOST:PORT" in error) == (1, True), error

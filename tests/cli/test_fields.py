@@ -71,7 +71,7 @@ def test_bytes_are_formatted_as_they_are_parsed(number: int) -> None:
 
 
 def test_help_begins_with_what_every_call_needs_and_ends_with_research() -> None:
-    for words in ("generate", "answer", "chat", "eval", "serve", "index build", "index tune", "client generate"):
+    for words in ("generate", "answer", "chat", "eval", "serve", "index build", "index tune", "score"):
         shown = CliRunner().invoke(app, [*words.split(), "--help"]).stdout
         panels = re.findall(r"^╭─ ([A-Z][\w ]*?) ─", shown, re.MULTILINE)
         assert RESEARCH not in panels[:-1], words

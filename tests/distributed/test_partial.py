@@ -200,7 +200,7 @@ def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folde
                 return client.generate("the quick", **OPTIONS).result()
 
             def cli(*words: str) -> str:
-                result = CliRunner().invoke(app, ["client", *words, "--target", server.address])
+                result = CliRunner().invoke(app, [*words, "--target", server.address])
                 assert result.exit_code == 0, result.output
                 return result.stderr
 
@@ -226,9 +226,7 @@ def test_a_server_tells_everywhere_of_a_shard_that_is_down(tmp_path, model_folde
             assert (
                 f'"searched_share": {share:.3}'[:19]
                 in CliRunner()
-                .invoke(
-                    app, ["client", "generate", "the quick", "--json", "--max-tokens", "2", "--target", server.address]
-                )
+                .invoke(app, ["generate", "the quick", "--json", "--max-tokens", "2", "--target", server.address])
                 .output
             )
             answer = json.loads(http("/v1/completions", prompt="the quick"))

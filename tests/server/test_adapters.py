@@ -102,14 +102,14 @@ def test_over_http_an_adapter_is_a_model(adapting, expected):
 
 def test_from_the_command_line(adapting, expected, model_folder, folders):
     words = [PROMPT, "--temperature", "0", "--max-tokens", "10", "--json"]
-    served = ["client", "generate", *words, "--target", adapting.address, "--adapter", "law"]
+    served = ["generate", *words, "--target", adapting.address, "--adapter", "law"]
     here = ["generate", *words, "--model", str(model_folder), "--adapter", str(folders["law"]), "--device", "cpu"]
     for command in (served, here):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, result.output
         assert json.loads(result.stdout.splitlines()[-1])["text"] == text_of(expected, "law")
     created = CliRunner().invoke(
-        app, ["client", "session", "create", "--adapter", "style", "--target", adapting.address, "--json"]
+        app, ["session", "create", "--adapter", "style", "--target", adapting.address, "--json"]
     )
     assert json.loads(created.stdout)["adapter"] == "style"
 

@@ -68,9 +68,14 @@ def by_every_call(server: RunningServer, as_of: str | None) -> list[set[str]]:
         [near for token in told["tokens"] for near in token["neighbors"]],
     ]
     options = ["--target", server.address, "--json", *(() if as_of is None else ("--as-of", as_of))]
-    commands = ("passages", "search --by words", "trace --min-tokens 2", "answer -n 2 --passages 9")
+    commands = (
+        "index passages store",
+        "index search store --by words",
+        "trace --min-tokens 2",
+        "answer -n 2 --passages 9",
+    )
     shell = [
-        CliRunner().invoke(app, ["client", *command.split(), TEXT, *options], catch_exceptions=False).stdout
+        CliRunner().invoke(app, [*command.split(), TEXT, *options], catch_exceptions=False).stdout
         for command in commands
     ]
     return [
@@ -100,7 +105,9 @@ def test_a_malformed_time_is_refused_everywhere(rules: RunningServer) -> None:
     ):
         reply = httpx.post(f"{rules.http_url}/v1/{path}", json=body, timeout=PATIENCE_S)
         assert (reply.status_code, "as_of is '1.5.2024'" in reply.text) == (400, True), reply.text
-    said = CliRunner().invoke(app, ["client", "passages", TEXT, "--as-of", MALFORMED, "--target", rules.address])
+    said = CliRunner().invoke(
+        app, ["index", "passages", "store", TEXT, "--as-of", MALFORMED, "--target", rules.address]
+    )
     assert str(said.exception).startswith(f"--as-of is '{MALFORMED}'; expected a date")
 
 

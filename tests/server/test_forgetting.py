@@ -181,7 +181,7 @@ def test_a_purge_over_grpc_leaves_no_byte_also_where_every_document_is_deleted(
         assert client.datastores.compact("store", purge=True).result().num_documents == 8
         assert not any(b"secret-" in file.read_bytes() for file in store.rglob("*") if file.is_file())
         client.datastores.delete_documents("store", [f"doc-{number}.txt" for number in range(8)])
-        command = ["client", "datastore", "compact", "store", "--purge", "--target", changing.address]
+        command = ["index", "compact", "store", "--purge", "--target", changing.address]
         assert CliRunner().invoke(app, command).exit_code == 0
         assert not list((store / "segments").iterdir())
         assert client.search("store", "the memory", k=4) == ()

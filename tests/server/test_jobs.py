@@ -656,26 +656,26 @@ def test_the_shell_does_it_all(served, tmp_path: Path) -> None:
     at = ["--target", server.address, "--json"]
 
     def run(*words: str) -> dict:
-        done = CliRunner().invoke(app, ["client", *words, *at])
+        done = CliRunner().invoke(app, [*words, *at])
         assert done.exit_code == 0, done.output
         return json.loads(done.stdout)
 
-    report = run("datastore", "build", "docs", str(place.corpus))
+    report = run("index", "build", str(place.corpus), "--out", "docs")
     assert report["report"]["num_documents"] == 8
     more = tmp_path / "more.jsonl"
     more.write_text("".join(json.dumps({"id": d.id, "text": d.text}) + "\n" for d in NEW))
-    started = run("datastore", "add", "docs", str(more), "--no-wait")
+    started = run("index", "add", "docs", str(more), "--no-wait")
     assert run("operation", "wait", started["name"])["report"]["num_documents"] == 11
-    assert run("datastore", "compact", "docs")["report"]["store"] == "docs"
-    info = run("datastore", "info", "docs")
+    assert run("index", "compact", "docs")["report"]["store"] == "docs"
+    info = run("index", "info", "docs")
     assert info["num_documents"] == 11
-    assert run("operation", "get", started["name"])["state"] == "done"
-    assert len(run("operation", "list")["operations"]) >= 3
-    assert run("datastore", "unload", "docs")["name"] == "docs"
-    assert run("datastore", "load", info["path"], "--name", "docs")["num_documents"] == 11
+    assert run("operation", "info", started["name"])["state"] == "done"
+    assert len(run("operation", "info")["operations"]) >= 3
+    assert run("index", "unload", "docs")["name"] == "docs"
+    assert run("index", "load", info["path"], "--name", "docs")["num_documents"] == 11
     run("operation", "cancel", started["name"])
     run("operation", "delete", started["name"])
-    failed = CliRunner().invoke(app, ["client", "operation", "get", started["name"], "--target", server.address])
+    failed = CliRunner().invoke(app, ["operation", "info", started["name"], "--target", server.address])
     assert isinstance(failed.exception, NotFound)
 
 

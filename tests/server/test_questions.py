@@ -169,7 +169,7 @@ def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder
     server, client, _ = asked
     options = ["--seed", "3", "-n", "12", "--budget", "500", "--passages", "8"]
     expected = client.answer(QUESTION, temperature=0.3, **ASK)
-    served = ["client", "answer", QUESTION, "--target", server.address, *options]
+    served = ["answer", QUESTION, "--target", server.address, *options]
     local = ["answer", QUESTION, "--model", str(model_folder), "--store", str(store_folder), *options, *WINDOW]
     for command in (served, local):
         shown = CliRunner().invoke(app, [*command, "--json"])
@@ -182,7 +182,9 @@ def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder
         assert printed[-1] == f"no room in the prompt: {len(expected.left_out)} more"
     mixed = CliRunner().invoke(app, [*served, "--mixture"]).stdout
     assert mixed.count("weight 0.") == len(expected.passages) + len(expected.left_out)
-    listed = CliRunner().invoke(app, ["client", "passages", QUESTION, "--k", "2", "--target", server.address, "--json"])
+    listed = CliRunner().invoke(
+        app, ["index", "passages", "store", QUESTION, "--k", "2", "--target", server.address, "--json"]
+    )
     ids = [each["document_id"] for each in json.loads(listed.stdout)["passages"]]
     assert ids == [each.document_id for each in client.find_passages(QUESTION, k=2)]
 

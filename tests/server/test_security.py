@@ -217,7 +217,7 @@ def test_tls_both_ways_and_a_certificate_that_changes(model_folder: Path, tmp_pa
                     return False
 
         wait_until(is_renewed)
-        words = ["client", "--ca", str(tmp_path / "new-ca.pem"), "--cert", str(own_cert), "--key", str(own_key)]
+        words = ["--ca", str(tmp_path / "new-ca.pem"), "--cert", str(own_cert), "--key", str(own_key)]
         done = CliRunner().invoke(app, [*words, "info", "--target", target, "--json"])
         assert done.exit_code == 0, done.output
         assert '"needs_token": false' in done.stdout.replace('":', '": ').replace("  ", " ")

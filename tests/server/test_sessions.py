@@ -183,7 +183,7 @@ def _there(client: Client, name: str) -> bool:
 
 def test_sessions_from_a_shell(server: RunningServer, tmp_path: Path, lm: LanguageModel) -> None:
     def run(*words: str) -> str:
-        done = CliRunner().invoke(app, ["client", *words, "--target", server.address])
+        done = CliRunner().invoke(app, [*words, "--target", server.address])
         assert done.exit_code == 0, done.output
         return done.stdout.strip()
 
@@ -193,10 +193,10 @@ def test_sessions_from_a_shell(server: RunningServer, tmp_path: Path, lm: Langua
     twin = run("session", "fork", name)
     assert f"{len(lm.tokenize(TEXT)) - 2} tokens" in run("session", "forget", twin, "1", "3")
     assert run("generate", " it", "--session", twin, "--max-tokens", "3", "--seed", "1")
-    listed = run("session", "list")
+    listed = run("session", "info")
     assert name in listed
     assert twin in listed
     assert name in run("session", "info", name)
     for each in (name, twin):
         assert each in run("session", "delete", each)
-    assert name not in run("session", "list")
+    assert name not in run("session", "info")

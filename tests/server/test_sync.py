@@ -453,7 +453,7 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
 
 
 def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Ground, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "memlm", "client", "datastore", "sync", "docs", str(ground.docs)]
+    command = [sys.executable, "-m", "memlm", "index", "sync", "docs", str(ground.docs)]
     command += ["--target", ground.server.address, "--check", "none"]
     printed = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
     assert printed == "added a.txt\nadded b.txt\nadded c.html\n3 documents, 0 of them unchanged\n"

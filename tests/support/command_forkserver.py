@@ -28,7 +28,7 @@ MESSAGE_BYTES = 1 << 18
 LOADED_FOR_COMMANDS = (
     *LOADED,
     "memlm.language_model",
-    "memlm.cli.remote.client",
+    "memlm.cli.app",
     "memlm.client.client",
     "numpy.random",
     "pydantic",

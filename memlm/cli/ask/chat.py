@@ -1,11 +1,11 @@
-"""`memlm chat` and `memlm client chat`: a conversation at a terminal, with a memory that it can change."""
+"""`memlm chat`: a conversation at a terminal, with a memory that it can change."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,21 +17,9 @@ from memlm.base.printable import one_line
 from memlm.cli.ask.chat_memory import ChatMemory, LocalMemory, ServerMemory
 from memlm.cli.ask.chat_shell import ChatShell, piped_lines, typed_lines
 from memlm.cli.ask.conversation import Conversation
-from memlm.cli.remote.connection import (
-    HERE,
-    PANEL,
-    Authority,
-    Certificate,
-    PrivateKey,
-    Target,
-    Timeout,
-    Token,
-    UseTls,
-    client_of,
-    connect_with,
-)
 from memlm.cli.store.vectors import tell_missing_encoder
 from memlm.cli.terminal import options
+from memlm.cli.terminal.connection import Target, adapter_name, client_of, is_served, model_of
 from memlm.cli.terminal.console import out
 from memlm.cli.terminal.fields import Overrides, with_fields
 
@@ -40,28 +28,20 @@ if TYPE_CHECKING:
     from memlm.language_model import LanguageModel
 
 NEIGHBORS = 16  # of each token, for /sources
-System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)]
-JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel="Output")]
-Answers: TypeAlias = Annotated[dict[str, Any], Overrides(ChatRequest)]
+ANSWER_S = 600.0  # the time limit of an answer, where none is given
 # Options that have defaults here, or that no conversation needs.
 NOT_OF_ANSWERS = ("temperature", "max_tokens", "early_exit", "session", "resume_s")
 
 
 @with_fields(leave_out=NOT_OF_ANSWERS)
 def chat(
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
-        ),
-    ] = None,
+    context: typer.Context,
+    answers: Annotated[dict[str, Any], Overrides(ChatRequest)],
+    model: options.ModelOrTarget = None,
     store: Annotated[
         list[Path] | None,
         typer.Option(
-            "--store",
-            "-s",
-            metavar="FOLDER",
-            rich_help_panel="Model",
+            "--store", "-s", metavar="FOLDER", rich_help_panel="Model",
             help="Datastore folder. Repeatable. The first takes /remember and /add, and may be new.",
         ),
     ] = None,
@@ -70,78 +50,41 @@ def chat(
     attention_window: options.AttentionWindow = None,
     extended_attention: options.ExtendedAttention = None,
     encoder: options.Encoder = "auto",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            metavar="HOST:PORT",
-            help="Chat with the model of this server instead.",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", help="Time limit of a call in seconds.", rich_help_panel=PANEL)
-    ] = 600.0,
-    token: Token = None,
-    tls: UseTls = False,
-    ca: Authority = None,
-    cert: Certificate = None,
-    key: PrivateKey = None,
-    system: System = "",
-    *,
+    target: Target = None,
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)] = "",
     temperature: options.Temperature = options.TEMPERATURE,
     max_tokens: options.MaxTokens = options.MAX_TOKENS,
-    answers: Answers,
-    json: JsonLines = False,
-) -> None:
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a line.", rich_help_panel="Output")
+    ] = False,
+) -> None:  # fmt: skip
     """Chat with a model, in this process or on a server. /help lists the commands."""
-    if (model is None) == (target is None):
-        raise typer.BadParameter("give either --model, or --target for a model that is served")
-    if target is None and (tls or ca or cert or key):
-        raise typer.BadParameter("--tls, --ca, --cert and --key are for a server; give --target HOST:PORT")
-    if target is not None and store:
-        raise typer.BadParameter("--store is a folder of this machine; a server has its own (--store-name)")
+    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
+    if is_served(context, target):
+        assert target is not None
+        _chat_with_server(target, asked, system, json=json)
+        return
+    model = model_of(model)
     of_stores = [field.name for field in fields(RetrievalParams) if field.name != "context_cache"]
     retrieval = [f"--{name.replace('_', '-')}" for name in of_stores if name in answers]
     retrieval += ["--passages"] * bool(answers.get("num_passages"))
-    if model is not None and not store and retrieval:
+    if not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
-    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
-    if target is not None:
-        connect_with(token, tls=tls, ca=ca, cert=cert, key=key)
-        _chat_with_server(target, timeout, asked, system, json=json)
-    else:
-        assert model is not None
-        if answers.get("num_passages"):
-            tell_missing_encoder(encoder, "auto")
-        loading: dict[str, Any] = {
-            "dtype": dtype, "device": device, "attention_window": attention_window,
-            "extended_attention": extended_attention, "passage_encoder": encoder,
-        }  # fmt: skip
-        if (adapter := asked.get("adapter")) is not None:
-            loading["adapters"] = [adapter]
-            asked["adapter"] = Path(adapter).resolve().name
-        _chat_in_process(model, store or [], loading, asked, system, json=json)
+    if answers.get("num_passages"):
+        tell_missing_encoder(encoder, "auto")
+    loading: dict[str, Any] = {
+        "dtype": dtype, "device": device, "attention_window": attention_window,
+        "extended_attention": extended_attention, "passage_encoder": encoder,
+    }  # fmt: skip
+    if (adapter := asked.get("adapter")) is not None:
+        loading["adapters"] = [adapter]
+        asked["adapter"] = adapter_name(adapter, target)
+    _chat_in_process(model, store or [], loading, asked, system, json=json)
 
 
-@with_fields(leave_out=NOT_OF_ANSWERS)
-def client_chat(
-    answers: Answers,
-    target: Target = HERE,
-    timeout: Timeout = 600.0,
-    system: System = "",
-    temperature: options.Temperature = options.TEMPERATURE,
-    max_tokens: options.MaxTokens = options.MAX_TOKENS,
-    json: JsonLines = False,
-) -> None:
-    """Chat with the model of a server. /help lists the commands."""
-    asked = {**answers, "temperature": temperature, "max_tokens": max_tokens}
-    _chat_with_server(target, timeout, asked, system, json=json)
-
-
-def _chat_with_server(target: str, timeout: float, asked: dict[str, Any], system: str, *, json: bool) -> None:
+def _chat_with_server(target: str, asked: dict[str, Any], system: str, *, json: bool) -> None:
     names = [store.name for store in asked.get("stores", ())]
-    with client_of(target, timeout) as client:
+    with client_of(target, ANSWER_S) as client:
         model = client.get_model()
         memory = ServerMemory(client, names[0] if names else None)
         _run(client, memory, f"{model.name} at {target}", asked, system, json=json)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from memlm.api.datastores import StoreInfo
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
-from memlm.cli.remote.datastores import follow
+from memlm.cli.served.operations import follow
 from memlm.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:

@@ -1,16 +1,17 @@
-"""`memlm trace` and `memlm client trace`."""
+"""`memlm trace`."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
+import typer
 from rich.text import Text
 
 from memlm.api.tracing import Trace, TracedSpan, TraceRequest
 from memlm.base.figures import counted
 from memlm.base.printable import one_line, printable
-from memlm.cli.remote.connection import HERE, Target, Timeout, client_of
 from memlm.cli.terminal import options
+from memlm.cli.terminal.connection import Target, host_of
 from memlm.cli.terminal.console import emit_json, out
 from memlm.cli.terminal.fields import with_fields
 
@@ -20,36 +21,20 @@ WORDS_BEFORE = 4  # of a span in a document
 
 @with_fields(leave_out=("text",))
 def trace(
+    context: typer.Context,
     request: TraceRequest,
-    model: options.Model,
     text: options.TracedText = None,
     file: options.PromptFile = None,
+    model: options.ModelOrTarget = None,
     store: options.Stores = None,
+    target: Target = None,
     json: options.Json = False,
 ) -> None:
-    """Find the passages of a text that stand word for word in a datastore, with their documents."""
-    from memlm.base.steps import run_steps
-    from memlm.language_model import load
-
-    request = replace(request, text=options.read_prompt(text, file))
-    with load(model, store or ()) as lm:
-        print_trace(run_steps(lm.engine.trace(request)), request.text, json=json)
-
-
-@with_fields(leave_out=("text",))
-def client_trace(
-    request: TraceRequest,
-    text: options.TracedText = None,
-    file: options.PromptFile = None,
-    target: Target = HERE,
-    timeout: Timeout = 60.0,
-    json: options.Json = False,
-) -> None:
-    """Find the passages of a text that stand word for word in a server's datastores."""
+    """Find the passages of a text that stand word for word in datastores, with their documents."""
     read = options.read_prompt(text, file)
-    with client_of(target, timeout) as client:
-        asked = {each.name: getattr(request, each.name) for each in fields(request) if each.name != "text"}
-        print_trace(client.trace(read, **asked), read, json=json)
+    asked = {each.name: getattr(request, each.name) for each in fields(request) if each.name != "text"}
+    with host_of(context, target, model, store) as host:
+        print_trace(host.trace(read, **asked), read, json=json)
 
 
 def print_trace(trace: Trace, text: str, *, json: bool) -> None:

@@ -6,20 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlm.api.datastores import CHECKS, INDEX
+from memlm.api.datastores import CHECKS, BuildDatastoreRequest
 from memlm.base.progress import LOADING
+from memlm.cli.served.operations import show
 from memlm.cli.store.build_report import print_build, print_keys
 from memlm.cli.store.engine import keys_of, reader_of
 from memlm.cli.store.forecast import PlannedBuild, foretell_addition, foretell_build
 from memlm.cli.store.vectors import make_vectors_at_once
 from memlm.cli.terminal import options
+from memlm.cli.terminal.connection import UPLOAD_S, RequestId, Target, Wait, client_of, is_served, model_of
 from memlm.cli.terminal.console import ConsoleProgress
 from memlm.cli.terminal.corpus_files import CorpusFiles
-from memlm.cli.terminal.fields import with_fields
+from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.cli.terminal.interruption import describe_build, on_interrupt, this_command
 from memlm.errors import check_choice
 
@@ -27,75 +29,67 @@ if TYPE_CHECKING:
     from memlm.indexing.encoding import BlockEncoder
     from memlm.model.files.checkpoint import Checkpoint
 
+CHECKED = ("keys", "index", "target", "prune", "check")  # before anything is read
 
-@with_fields()
+
+@with_fields(leave_out=("store", "corpus"))
 def build(
+    context: typer.Context,
     corpus: options.Corpora,
-    model: options.Model,
-    out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder.")],
-    keys: options.Keys = "auto",
-    index: Annotated[
-        str, typer.Option(metavar="auto|FACTORY", help="Index of the keys, as Faiss names it.", rich_help_panel=INDEX)
-    ] = "auto",
-    target: Annotated[
-        float | None,
-        typer.Option(
-            "--share",
-            help="Share of the softmax mass to find (default: 0.95; with --max-ram 0.99).",
-            rich_help_panel=INDEX,
-        ),
-    ] = None,
-    max_ram: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Limit the RAM of a search, as 500M or 2GiB.", rich_help_panel=INDEX),
-    ] = None,
-    keep_keys: Annotated[
-        bool, typer.Option(help="Keep the keys, to re-rank by and to compact from.", rich_help_panel=INDEX)
-    ] = True,
-    prune: Annotated[
-        float | None,
-        typer.Option(
-            metavar="P", help="Leave out entries that the model predicts with this probability.", rich_help_panel=INDEX
-        ),
-    ] = None,
-    window: options.Window = None,
-    stride: options.Stride = None,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal indexes.")] = 0,
-    check: options.Check = "quick",
+    out_folder: Annotated[
+        Path, typer.Option("--out", "-o", metavar="STORE", help="The datastore's new folder, or its name on a server.")
+    ],
+    settings: Annotated[dict[str, Any], Overrides(BuildDatastoreRequest)],
+    model: options.ModelOrTarget = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     engine: options.Engine = "local",
     address: options.Address = None,
+    target: Target = None,
+    wait: Wait = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the files, and the expected size and time.")
     ] = False,
-    glob: options.Glob = "**/*",
-    hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     yes: options.Yes = False,
     report: options.Report = None,
     json: options.Json = False,
 ) -> None:
-    """Build a datastore: of text, which answers in seconds, and of keys. An interrupted build resumes."""
+    """Build a datastore: of text, which answers in seconds, and of keys. An interrupted build resumes.
+
+    A server builds from files and folders of its own, and a datastore that it replaces answers until then.
+    """
+    if is_served(context, target, here=("dry_run", "on_error", "report"), there=("replace",)):
+        assert target is not None
+        with client_of(target) as client:
+            show(client.datastores.build(str(out_folder), corpus, **settings), wait=wait, json=json)
+        return
+    model = model_of(model)
+    settings = {"index": "auto", "target": None, "prune": None, "check": "quick", **settings}
     files = CorpusFiles()
+    glob, hidden = settings.pop("glob", "**/*"), settings.pop("hidden", False)
     documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
-    planned = PlannedBuild(model, documents, out_folder, index, window, stride, dtype, device)
+    planned = PlannedBuild(
+        model, documents, out_folder, settings["index"], settings.get("window"), settings.get("stride"),
+        dtype, device,
+    )  # fmt: skip
     if dry_run:
         planned.print(json=json)
         return
-    max_ram_bytes = options.num_bytes(max_ram)
+    settings |= {
+        "keep_keys": not settings.pop("drop_keys", False),
+        "keys": keys_of(engine, settings.get("keys", "auto")),
+    }
     with on_interrupt(partial(describe_build, out_folder, model)):
         from memlm.indexing.build import build_index, check_build
 
-        keys = keys_of(engine, keys)
-        check_build(out_folder, keys=keys, index=index, target=target, prune=prune, check=check)
-        is_foretold = engine == "local" and keys == "now"
+        check_build(out_folder, **{name: settings[name] for name in CHECKED})
+        is_foretold = engine == "local" and settings["keys"] == "now"
         given = foretell_build(planned, asks=not (yes or json)) if is_foretold else model
-        with _reading(engine, given, dtype, device, address, keys) as (loaded, encoder, progress):
+        with _reading(engine, given, dtype, device, address, settings["keys"]) as (loaded, encoder, progress):
             built = build_index(
-                loaded, documents, out_folder, keys=keys, index=index, target=target, encoder=encoder,
-                max_ram_bytes=max_ram_bytes, keep_keys=keep_keys, prune=prune, window=window,
-                stride=stride, seed=seed, check=check, dtype=dtype, device=device, progress=progress,
+                loaded, documents, out_folder, encoder=encoder, dtype=dtype, device=device, progress=progress,
+                **settings,
             )  # fmt: skip
     files.finish(report)
     print_build(built, model, json=json)
@@ -103,16 +97,20 @@ def build(
 
 
 def add(
-    store: options.StoreArgument,
+    context: typer.Context,
+    store: options.AnyStore,
     corpus: options.Corpora,
-    model: options.Model,
-    replace: Annotated[bool, typer.Option(help="Replace documents whose ids exist.")] = False,
+    model: options.ModelOrTarget = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace documents whose ids exist.")] = False,
     keys: options.Keys = "auto",
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     engine: options.Engine = "local",
     address: options.Address = None,
+    target: Target = None,
+    wait: Wait = True,
+    request_id: RequestId = None,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -120,10 +118,20 @@ def add(
     report: options.Report = None,
     json: options.Json = False,
 ) -> None:
-    """Add documents as a new segment, while readers keep reading."""
+    """Add documents as a new segment, while readers keep reading. To a server they are uploaded."""
     check_choice("check", check, CHECKS)
     files = CorpusFiles()
     documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
+    if is_served(context, target):
+        assert target is not None
+        with client_of(target, UPLOAD_S) as client:
+            job = client.datastores.add(
+                str(store), documents, replace=replace, keys=keys, check=check, request_id=request_id
+            )
+            files.finish(report)
+            show(job, wait=wait, json=json)
+        return
+    model = model_of(model)
     with on_interrupt(partial(describe_build, store, model)):
         given: Path | Checkpoint = model
         keys = keys_of(engine, keys)

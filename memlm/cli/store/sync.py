@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from memlm.api.datastores import CHECKS
+from memlm.api.params import SERVER
 from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
+from memlm.cli.served.operations import follow_to_end, operation_json
 from memlm.cli.terminal import options
+from memlm.cli.terminal.connection import UPLOAD_S, Target, client_of, is_served, model_of
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.interruption import describe_build, on_interrupt
@@ -29,43 +32,68 @@ from memlm.errors import (
 )
 
 if TYPE_CHECKING:
+    from memlm.api.operations import OperationInfo
     from memlm.data.corpus import Corpus
     from memlm.indexing.sync import SyncPlan
 
 SHOWN = 10  # documents of each kind
 WATCH_S, LATEST_S = 2.0, 10.0  # between two looks at the files, and until a change is taken in any case
-Watch = Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, whenever a file changes.")]
-Replace = Annotated[
-    bool,
-    typer.Option("--replace", help="Also replace documents that other folders brought. They are this folder's then."),
-]
 _Look: TypeAlias = "dict[str, tuple[int, int]] | str"
 _PASSING = (Locked, Unavailable, Overloaded, DeadlineExceeded)  # while no file changes
 
 
 def sync(
-    store: options.StoreArgument,
+    context: typer.Context,
+    store: options.AnyStore,
     corpus: options.Corpora,
-    model: options.Model,
-    watch: Watch = False,
+    model: options.ModelOrTarget = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, whenever a file changes.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would change.")] = False,
-    replace: Replace = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Also replace documents that other folders brought. They are this folder's then."
+        ),
+    ] = False,
+    keys: options.Keys = "auto",
     check: options.Check = "quick",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    target: Target = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NAME", rich_help_panel=SERVER,
+            help="The folder's name on a server (default: its place on this machine).",
+        ),
+    ] = None,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
     report: options.Report = None,
     json: options.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Add new documents, replace changed ones, and delete those that are gone. Others in the store stay."""
-    from memlm.indexing.sync import plan_sync, sync_index
-    from memlm.model.files.checkpoint import load_checkpoint
-
     check_choice("check", check, CHECKS)
     files = CorpusFiles()
     documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
+    if is_served(context, target, there=("folder",)):
+        assert target is not None
+        with client_of(target, UPLOAD_S) as client:
+
+            def sync_on_server() -> None:
+                job = client.datastores.sync(
+                    str(store), documents, name=folder, replace=replace, dry_run=dry_run, keys=keys, check=check
+                )
+                _print_outcome(follow_to_end(job), json=json)
+
+            at_each_change(documents, sync_on_server, watch=watch)
+        files.finish(report)
+        return
+    model = model_of(model)
+    from memlm.indexing.sync import plan_sync, sync_index
+    from memlm.model.files.checkpoint import load_checkpoint
+
     with on_interrupt(partial(describe_build, store, model)):
         with ConsoleProgress() as progress:
             progress(LOADING, 0, 1)
@@ -77,8 +105,9 @@ def sync(
             if not dry_run and not (plan.is_empty and (store / "CURRENT").exists() and watch):
                 with ConsoleProgress() as progress:
                     done = sync_index(
-                        checkpoint, documents, store, replace=replace, check=check, progress=progress, plan=plan
-                    )
+                        checkpoint, documents, store, replace=replace, keys=keys, check=check, progress=progress,
+                        plan=plan,
+                    )  # fmt: skip
                 plan = done.plan
             _print(plan, json=json)
 
@@ -136,11 +165,21 @@ def _print(plan: SyncPlan, *, json: bool) -> None:
         emit_json({**kinds, "unchanged": len(plan.unchanged)})
         return
     for kind, ids in kinds.items():
-        print_kind(kind, ids[:SHOWN], len(ids))
-    print_total(len(plan.added), len(plan.replaced), len(plan.unchanged))
+        _print_kind(kind, ids[:SHOWN], len(ids))
+    _print_total(len(plan.added), len(plan.replaced), len(plan.unchanged))
 
 
-def print_kind(kind: str, shown: Sequence[str], count: int) -> None:
+def _print_outcome(info: OperationInfo, *, json: bool) -> None:
+    """Prints what a server did, as a synchronization in this process does."""
+    if json:
+        emit_json(operation_json(info))
+    elif done := info.outcome().sync:
+        for kind in ("added", "replaced", "deleted", "kept"):
+            _print_kind(kind, getattr(done, kind), getattr(done, f"num_{kind}"))
+        _print_total(done.num_added, done.num_replaced, done.num_unchanged)
+
+
+def _print_kind(kind: str, shown: Sequence[str], count: int) -> None:
     """Prints the documents of one kind, of which some are shown."""
     for id_ in shown:
         out.print(one_line(f"{kind} {id_}"), markup=False, highlight=False)
@@ -154,6 +193,6 @@ def print_kind(kind: str, shown: Sequence[str], count: int) -> None:
         )
 
 
-def print_total(added: int, replaced: int, unchanged: int) -> None:
+def _print_total(added: int, replaced: int, unchanged: int) -> None:
     """Prints the number of documents that the files have."""
     out.print(f"{counted(added + replaced + unchanged, 'document')}, {unchanged:,} of them unchanged")

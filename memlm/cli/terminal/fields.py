@@ -24,10 +24,11 @@ import typer
 from typer.models import OptionInfo
 
 from memlm.api.datastores import INDEX
+from memlm.api.params import SERVER
 from memlm.base.options import OPTION, RESEARCH, Option, format_bytes, parse_bytes
 from memlm.errors import InvalidInput
 
-FIRST, LAST = (None, "Model"), ("Output", INDEX, "Cluster", RESEARCH)  # panels; the others stand between these
+FIRST, LAST = (None, "Model", SERVER), ("Output", INDEX, "Cluster", RESEARCH)  # panels; the others stand between these
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,12 +87,22 @@ TracedText = Annotated[
     str | None,
     typer.Argument(metavar="[TEXT]", help="The text to trace. - is standard input.", show_default=False),
 ]
+ScoredText = Annotated[
+    str | None,
+    typer.Argument(metavar="[TEXT]", help="The text to score. - is standard input.", show_default=False),
+]
 Purge = Annotated[
     bool,
     typer.Option("--purge", help="Remove deleted documents from all files, and abandon interrupted additions."),
 ]
 Model = Annotated[
     Path,
+    typer.Option(
+        "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
+    ),
+]
+ModelOrTarget = Annotated[
+    Path | None,
     typer.Option(
         "--model", "-m", metavar="MODEL", help="Folder, GGUF file, hub id, or smollm2.", rich_help_panel="Model"
     ),
@@ -107,6 +117,7 @@ Encoder = Annotated[
     ),
 ]
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Datastore folder.")]
+AnyStore = Annotated[Path, typer.Argument(metavar="STORE", help="Datastore folder, or its name on a server.")]
 Stores = Annotated[
     list[Path] | None,
     typer.Option("--store", "-s", metavar="FOLDER", help="Datastore folder. Repeatable.", rich_help_panel="Model"),

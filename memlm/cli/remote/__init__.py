@@ -1,1 +1,0 @@
-"""`memlm client`: the calls of the Python client from a shell."""
