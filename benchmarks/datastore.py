@@ -39,7 +39,7 @@ from memlm.index.selection import RERANKS, agreement, mean_and_error
 from memlm.index.threads import faiss_threads
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows
-from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.retrieval.result import RetrievalResult
 
 NUM_QUERIES, K, LARGE_K, BATCH = 512, 32, 1024, 64
 BLOCK_WINDOWS = 128
@@ -284,9 +284,8 @@ def _found(search: Search, questions: Questions, exact: Neighbors, temperature: 
 
 
 def _nats(questions: Questions, found: Neighbors, temperature: float) -> Float32[np.ndarray, " Q"]:
-    logweights_QK = neighbor_logweights(found.distances_QK, temperature)
-    knn_Q = target_logprobs(logweights_QK, found.values_QK, questions.targets_Q)
-    return -mix_targets(questions.lm_logprobs_Q, knn_Q, found.ids_QK[:, 0] >= 0, LAM)
+    weighed = RetrievalResult.of(found, temperature, LAM)
+    return -weighed.mix_targets(questions.lm_logprobs_Q, questions.targets_Q)[1]
 
 
 def _times(search: Search, questions: Questions) -> dict[str, float]:

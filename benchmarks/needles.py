@@ -24,8 +24,8 @@ from memlm.errors import InvalidInput
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.state.decoder_state import DecoderState
 from memlm.retrieval.context_cache import ContextCache
-from memlm.retrieval.interpolation import knn_logprobs, mix
 from memlm.retrieval.own_past import ContextSettings, OwnPast
+from memlm.retrieval.result import mix_memory
 
 LENGTHS = (1, 2, 4, 8)  # windows of a text before a question
 KEYS = (1, 4)  # in a text
@@ -157,10 +157,8 @@ def answers_of(
     past.read([*question, *answer[:-1]], keys_TD)
     found = past.search(keys_TD[-count:], logprobs_NV.max(axis=1))
     past.cache.crop(size)
-    mixed = []
-    for row, logprobs_V in enumerate(torch.from_numpy(logprobs_NV)):
-        knn = knn_logprobs(found.logweights_QK[row], found.neighbors.values_QK[row])
-        mixed.append(mix(logprobs_V, knn, float(found.lams_Q[row])).numpy())
+    rows = enumerate(torch.from_numpy(logprobs_NV))
+    mixed = [mix_memory(logprobs_V, found, row).logprobs_V.numpy() for row, logprobs_V in rows]
     yield _judged(np.stack(mixed), answer)
 
 

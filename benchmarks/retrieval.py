@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float64
 
 from memlm.api.params import RetrievalParams
 from memlm.base.progress import Progress, silent
@@ -26,7 +26,6 @@ from memlm.indexing.option_trials import EncodedText
 from memlm.indexing.tune import tune
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import Encoder, text_windows
-from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
@@ -125,11 +124,7 @@ def _ask(reads: Sequence[EncodedText], retriever: Retriever) -> tuple[list[Float
             begin = time.perf_counter()
             found = retriever.search(read.keys_ND[one], read.max_logprobs_N[one])
             seconds += time.perf_counter() - begin
-            knn_1: Float32[np.ndarray, " 1"] = target_logprobs(
-                found.logweights_QK, found.neighbors.values_QK, read.targets_N[one]
-            )
-            there_1 = (found.neighbors.ids_QK >= 0).any(axis=1)
-            mixed[place] = mix_targets(read.lm_logprobs_N[one], knn_1, there_1, found.lams_Q)[0]
+            mixed[place] = found.mix_targets(read.lm_logprobs_N[one], read.targets_N[one])[1][0]
         nats.append(-mixed)
     return nats, seconds
 

@@ -358,16 +358,18 @@ class LanguageModel:
     ) -> tuple[float, bool]:
         """The log-probability of a continuation after a context, and whether greedy decoding would give it.
 
-        The context begins as that of `generate` does. An empty context is the start of a text. With datastores, both
-        answers are those of the mixture. Raises InvalidInput for an empty continuation, and for too long a text.
+        The context begins as that of `generate` does. An empty context is the start of a text. Both answers
+        are those of the mixture with datastores, and with the text's own past where the model was tuned for it. Raises
+        InvalidInput for an empty continuation, and for too long a text.
         """
         for name, text in (("context", context), ("continuation", continuation)):
             check_kind(name, text, str, "a text")
-        retriever = self.engine.stores.retriever(RetrievalParams.of(**retrieval))
+        params = RetrievalParams.of(**retrieval)
+        retriever, past = self.engine.stores.retriever(params), self.engine.own_past(params)
         context_ids, new_ids = split_ids(self.tokenizer, context, continuation)
         as_document = retriever is not None and retriever.changes_output
         framed = self.tokenizer.framed(context_ids, as_document=as_document)
-        return loglikelihood(self.checkpoint, framed, new_ids, retriever)
+        return loglikelihood(self.checkpoint, framed, new_ids, retriever, past)
 
     def logits(self, text: str | Sequence[int]) -> Float[Tensor, "T V"]:
         """The model's logits in float32 after each token of a text or of token ids, without a datastore.

@@ -32,7 +32,6 @@ from memlm.indexing.tune_context import fit_past, read_past
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import Encoder, text_windows, window_size
-from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.own_past import ContextSettings, OwnPast, with_past
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
@@ -157,9 +156,7 @@ def searched(read: EncodedText, retriever: Retriever, settings: ContextSettings)
 
 def logprobs_of(read: EncodedText, found: RetrievalResult) -> Float32[np.ndarray, " N"]:
     """The log-probability of each token in the mixture of the model and its neighbors."""
-    knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, read.targets_N)
-    found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
-    return mix_targets(read.lm_logprobs_N, knn_N, found_N, found.lams_Q)
+    return found.mix_targets(read.lm_logprobs_N, read.targets_N)[1]
 
 
 def nats_less(

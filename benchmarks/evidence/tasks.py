@@ -37,7 +37,6 @@ from memlm.indexing.fitting import Trial, find_threshold
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.adaptive import features_of
-from memlm.retrieval.interpolation import target_logprobs
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
@@ -144,7 +143,7 @@ def threshold_of(checkpoint: Checkpoint, prepared: Prepared, tuned: Retriever, k
         read = read_document(checkpoint, document, windows_for(checkpoint))
         found = tuned.search(read.keys_ND, read.max_logprobs_N)
         features_QF = features_of(found.neighbors, found.logweights_QK, tuned.temperature, read.max_logprobs_N)
-        knn_Q = target_logprobs(found.logweights_QK, found.neighbors.values_QK, read.targets_N)
+        knn_Q, _ = found.mix_targets(read.lm_logprobs_N, read.targets_N)
         lm_Q, knn_Q = (np.exp(each.astype(np.float64)) for each in (read.lm_logprobs_N, knn_Q))
         parts.append(Trial(features_QF, lm_Q, knn_Q, np.full(len(lm_Q), number)))
     return find_threshold(Trial.joined(parts), tuned.adaptive, keep_gain)[0]

@@ -36,8 +36,8 @@ from memlm.generation.usage import with_token
 from memlm.model import DecoderState
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.loop_guard import WINDOW
-from memlm.retrieval.own_past import OwnPast, mix_memories
-from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.own_past import OwnPast, with_past
+from memlm.retrieval.result import RetrievalResult, mix_memory
 from memlm.retrieval.retriever import Retriever
 
 
@@ -216,7 +216,7 @@ class Generation:
 
         Returns the tokens that may be shown, and the reason if it is the last.
         """
-        mixed = mix_memories(lm_logprobs_V, result, past)
+        mixed = mix_memory(lm_logprobs_V, result if past is None else with_past(result, past))
         token_id = sample(mixed.logprobs_V, self._sampling, self._context_ids, self._rng)
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)

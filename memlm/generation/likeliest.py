@@ -14,8 +14,7 @@ from memlm.api.scoring import MAX_SCORE_ALTERNATIVES
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.model import Decoder
-from memlm.retrieval.interpolation import knn_logprobs, mix
-from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.result import RetrievalResult, mix_memory
 
 ROWS = 64  # positions with their log-probabilities over the vocabulary in RAM at once
 
@@ -50,16 +49,11 @@ def likeliest(
             states_RD = hidden_ND[begin : rows.stop].to(decoder.device, decoder.dtype)
             logprobs_RV = decoder.logprobs(states_RD).float().cpu()
             if found is not None:
-                logprobs_RV = torch.stack([_mixed(logprobs_RV[row - begin], found, row) for row in rows])
+                logprobs_RV = torch.stack([mix_memory(logprobs_RV[row - begin], found, row).logprobs_V for row in rows])
             best = logprobs_RV.topk(min(number, logprobs_RV.shape[1]))
         ids.append(best.indices.numpy())
         logprobs.append(best.values.numpy())
     return Likeliest(np.concatenate(ids), np.concatenate(logprobs))
-
-
-def _mixed(lm_logprobs_V: Float[Tensor, " V"], found: RetrievalResult, row: int) -> Float[Tensor, " V"]:
-    knn = knn_logprobs(found.logweights_QK[row], found.neighbors.values_QK[row])
-    return mix(lm_logprobs_V, knn, 0.0 if knn is None else float(found.lams_Q[row]))
 
 
 def check_alternatives(num_tokens: int, top_logprobs: int) -> None:

@@ -14,8 +14,8 @@ from memlm.errors import InvalidInput
 from memlm.generation.prompts import too_long
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.gate import gated
-from memlm.retrieval.interpolation import knn_logprobs, mix
-from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.own_past import OwnPast, with_past
+from memlm.retrieval.result import mix_memory
 from memlm.retrieval.retriever import Retriever
 
 
@@ -47,9 +47,14 @@ def split_ids(tokenizer: Tokenizer, context: str, continuation: str) -> tuple[li
 
 
 def loglikelihood(
-    checkpoint: Checkpoint, context_ids: Sequence[int], new_ids: Sequence[int], retriever: Retriever | None
+    checkpoint: Checkpoint,
+    context_ids: Sequence[int],
+    new_ids: Sequence[int],
+    retriever: Retriever | None,
+    past: OwnPast | None = None,
 ) -> tuple[float, bool]:
-    """The log-probability of tokens after others in the mixture, and whether each is the likeliest there.
+    """The log-probability of tokens after others in the mixture, and whether each is the likeliest there. `past` is a
+    memory of the text's own positions, which is empty at first.
 
     Raises InvalidInput for no tokens, and for more than the context takes.
     """
@@ -59,32 +64,23 @@ def loglikelihood(
     _check(checkpoint, read_ids)
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([read_ids]))
-        hidden_ND = hidden_BTD[0, -count:]
+        hidden_ND, keys_TD = hidden_BTD[0, -count:], keys_BTD[0].float().cpu().numpy()
         lm_logprobs_NV, found = decoder.logprobs(hidden_ND).cpu(), None
+        max_logprobs_N = lm_logprobs_NV.amax(dim=1).numpy()
         if retriever is not None:
-            found = retriever.search(keys_BTD[0, -count:].float().cpu().numpy(), lm_logprobs_NV.amax(dim=1).numpy())
+            found = retriever.search(keys_TD[-count:], max_logprobs_N)
             if retriever.gate is not None:
                 mixed_ND = gated(decoder, retriever.gate, hidden_ND.float(), found.neighbors)
                 lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype)).cpu()
-        return mixed_likelihood(lm_logprobs_NV, new_ids, found)
-
-
-def mixed_likelihood(
-    lm_logprobs_NV: Float[Tensor, "N V"], new_ids: Sequence[int], found: RetrievalResult | None
-) -> tuple[float, bool]:
-    """The log-probability of tokens in the mixture of the model and the neighbors of each, and whether each is the
-    likeliest there.
-    """
-    total, is_greedy = 0.0, True
-    for row, token_id in enumerate(new_ids):
-        knn, lam = None, 0.0
-        if found is not None:
-            knn = knn_logprobs(found.logweights_QK[row], found.neighbors.values_QK[row])
-            lam = 0.0 if knn is None else float(found.lams_Q[row])
-        logprobs_V = mix(lm_logprobs_NV[row], knn, lam)
-        total += float(logprobs_V[token_id])
-        is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
-    return total, is_greedy
+        if past is not None:
+            past.cache.append(keys_TD, np.array([*read_ids[1:], new_ids[-1]]))
+            found = with_past(found, past.search(keys_TD[-count:], max_logprobs_N))
+        total, is_greedy = 0.0, True
+        for row, token_id in enumerate(new_ids):
+            logprobs_V = mix_memory(lm_logprobs_NV[row], found, row).logprobs_V
+            total += float(logprobs_V[token_id])
+            is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
+        return total, is_greedy
 
 
 def _check(checkpoint: Checkpoint, ids: Sequence[int]) -> None:

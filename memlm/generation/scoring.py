@@ -19,7 +19,6 @@ from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import BLOCK_WINDOWS, Encoder, Prediction
 from memlm.retrieval.encoder import document_windows as windows_for
 from memlm.retrieval.gate import SpalmGate, gated
-from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.own_past import OwnPast, with_past
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
@@ -88,9 +87,7 @@ def score_parts(
                 top = _likeliest(checkpoint, None, read, None, top_logprobs)
                 yield Scored(targets_N, read.logprobs_N, None, None, top)
                 continue
-            knn_N = target_logprobs(found.logweights_QK, found.neighbors.values_QK, targets_N)
-            found_N = (found.neighbors.ids_QK >= 0).any(axis=1)
-            mixed_N = mix_targets(lm_logprobs_N, knn_N, found_N, found.lams_Q)
+            knn_N, mixed_N = found.mix_targets(lm_logprobs_N, targets_N)
             top = _likeliest(checkpoint, gate, read, found, top_logprobs)
             yield Scored(targets_N, read.logprobs_N, knn_N, mixed_N, top, share)
 

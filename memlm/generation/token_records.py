@@ -10,8 +10,8 @@ from torch import Tensor
 from memlm.api.generation import Neighbor, Token
 from memlm.data.tokenizer import Tokenizer
 from memlm.generation.sampling import alternatives
-from memlm.retrieval.own_past import Mixed, describe_past
-from memlm.retrieval.result import RetrievalResult
+from memlm.retrieval.own_past import describe_past
+from memlm.retrieval.result import Mixed, RetrievalResult
 from memlm.retrieval.retriever import Retriever
 
 

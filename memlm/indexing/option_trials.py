@@ -12,7 +12,6 @@ from memlm.base.progress import Progress
 from memlm.data.windows import Window
 from memlm.index.ivf import PROBES
 from memlm.retrieval.encoder import Prediction
-from memlm.retrieval.interpolation import mix_targets, target_logprobs
 from memlm.retrieval.retriever import Retriever
 
 WORTH_MORE_LISTS = 0.0005  # nats per token below which more lists are not worth their time
@@ -60,8 +59,7 @@ def _evaluate(texts: Sequence[EncodedText], retriever: Retriever) -> float:
     nats, count = 0.0, 0
     for text in texts:
         result = retriever.search(text.keys_ND, text.max_logprobs_N)
-        knn_N = target_logprobs(result.logweights_QK, result.neighbors.values_QK, text.targets_N)
-        found_N = (result.neighbors.ids_QK >= 0).any(axis=1)
-        nats -= float(mix_targets(text.lm_logprobs_N, knn_N, found_N, result.lams_Q).sum(dtype=np.float64))
+        _, mixed_N = result.mix_targets(text.lm_logprobs_N, text.targets_N)
+        nats -= float(mixed_N.sum(dtype=np.float64))
         count += len(text.targets_N)
     return nats / count

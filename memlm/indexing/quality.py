@@ -25,7 +25,7 @@ from memlm.index.selection import agreement, mean_and_error
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, Prediction, document_windows, predictions_of
-from memlm.retrieval.interpolation import mix_targets, neighbor_logweights, target_logprobs
+from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore
 
@@ -282,6 +282,5 @@ def leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: i
 
 
 def _nats(queries: Queries, found: Neighbors, retriever: Retriever) -> Float32[np.ndarray, " Q"]:
-    logweights_QK = neighbor_logweights(found.distances_QK, retriever.temperature)
-    knn_Q = target_logprobs(logweights_QK, found.values_QK, queries.targets_Q)
-    return -mix_targets(queries.lm_logprobs_Q, knn_Q, (found.ids_QK >= 0).any(axis=1), retriever.lam)
+    weighed = RetrievalResult.of(found, retriever.temperature, retriever.lam)
+    return -weighed.mix_targets(queries.lm_logprobs_Q, queries.targets_Q)[1]

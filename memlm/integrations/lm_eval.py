@@ -39,8 +39,8 @@ class MemlmLM(LM):  # type: ignore[misc]  # the harness is untyped
         if isinstance(stores, str):
             stores = stores.split(",")
         self.lm = model if isinstance(model, LanguageModel) else load(model, stores, dtype=dtype)
-        self._retrieval, self._is_chat = retrieval, False
-        self._retriever = self.lm.engine.stores.retriever(RetrievalParams.of(**retrieval))
+        self._retrieval, self._is_chat, self._params = retrieval, False, RetrievalParams.of(**retrieval)
+        self._retriever = self.lm.engine.stores.retriever(self._params)
         self._as_document = self._retriever is not None and self._retriever.changes_output
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -50,7 +50,8 @@ class MemlmLM(LM):  # type: ignore[misc]  # the harness is untyped
             context, continuation = request.args
             context_ids, new_ids = self._split(context, continuation)
             read_ids = self._last(context_ids, 1 - len(new_ids))
-            answers.append(loglikelihood(self.lm.checkpoint, read_ids, new_ids, self._retriever))
+            past = self.lm.engine.own_past(self._params)
+            answers.append(loglikelihood(self.lm.checkpoint, read_ids, new_ids, self._retriever, past))
             self.cache_hook.add_partial("loglikelihood", request.args, answers[-1])
         return answers
 

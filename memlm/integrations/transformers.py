@@ -14,7 +14,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor
@@ -23,7 +22,7 @@ from memlm.api.options import RetrievalOptions
 from memlm.api.params import RetrievalParams
 from memlm.errors import Incompatible, InvalidInput
 from memlm.language_model import LanguageModel
-from memlm.retrieval.interpolation import knn_logprobs, mix
+from memlm.retrieval.result import mix_memory
 
 
 class DatastoreProcessor(LogitsProcessor):
@@ -55,12 +54,8 @@ class DatastoreProcessor(LogitsProcessor):
         lm_logprobs_BV = torch.log_softmax(scores.float(), dim=-1).cpu()
         keys_BD = self._keys_BD.float().cpu().numpy()
         found = self._retriever.search(keys_BD, lm_logprobs_BV.amax(dim=1).numpy())
-        for row, (logweights_K, values_K) in enumerate(
-            zip(found.logweights_QK, found.neighbors.values_QK.astype(np.int64), strict=True)
-        ):
-            knn = knn_logprobs(logweights_K, values_K)
-            lm_logprobs_BV[row] = mix(lm_logprobs_BV[row], knn, float(found.lams_Q[row]))
-        return lm_logprobs_BV.to(scores)
+        mixed = [mix_memory(lm_logprobs_V, found, row).logprobs_V for row, lm_logprobs_V in enumerate(lm_logprobs_BV)]
+        return torch.stack(mixed).to(scores)
 
     def close(self) -> None:
         """Removes the hook from the model."""

@@ -13,11 +13,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
-from torch import Tensor
 
 from memlm.api.generation import Neighbor
 from memlm.base.files import write_atomic
@@ -27,7 +26,6 @@ from memlm.index.neighbors import Neighbors
 from memlm.model.files.gguf import companion
 from memlm.retrieval.adaptive import AdaptiveLam, features_of
 from memlm.retrieval.context_cache import ContextCache
-from memlm.retrieval.interpolation import KnnLogprobs, knn_logprobs, mix, neighbor_logweights
 from memlm.retrieval.result import RetrievalResult
 
 SETTINGS_FILE = "context-cache.json"
@@ -79,13 +77,11 @@ class ContextSettings:
 
     def weigh(self, found: Neighbors, max_logprobs_Q: Float32[np.ndarray, " Q"]) -> RetrievalResult:
         """Weighs the nearest positions to Q keys. `max_logprobs_Q` are the model's largest log-probabilities."""
-        logweights_QK = neighbor_logweights(found.distances_QK, self.temperature)
-        lams_Q = np.full(len(max_logprobs_Q), self.lam)
-        if self.adaptive is not None:
-            features_QF = features_of(found, logweights_QK, self.temperature, max_logprobs_Q)
-            lams_Q = self.adaptive.lams(features_QF).astype(np.float64)
-        stores_QK = np.full_like(found.ids_QK, OWN_PAST)
-        return RetrievalResult(found, logweights_QK, lams_Q, stores_QK)
+        weighed = RetrievalResult.of(found, self.temperature, self.lam, OWN_PAST)
+        if self.adaptive is None:
+            return weighed
+        features_QF = features_of(found, weighed.logweights_QK, self.temperature, max_logprobs_Q)
+        return replace(weighed, lams_Q=self.adaptive.lams(features_QF).astype(np.float64))
 
 
 class OwnPast:
@@ -151,29 +147,6 @@ def nothing_before(
 ) -> Int64[np.ndarray, "E C"]:
     """No tokens before entries, for the guard against loops: a text that copies its own past is in a loop."""
     return np.full((len(ids_E), count), -1)
-
-
-class Mixed(NamedTuple):
-    """The log-probabilities of the next token, those of p_kNN (None without a neighbor), the λ between them, and the
-    neighbors of all memories.
-    """
-
-    logprobs_V: Float[Tensor, " V"]
-    knn: KnnLogprobs | None
-    lam: float
-    memory: RetrievalResult | None
-
-
-def mix_memories(
-    lm_logprobs_V: Float[Tensor, " V"], result: RetrievalResult | None, past: RetrievalResult | None
-) -> Mixed:
-    """Mixes the neighbors of one key, in datastores and in the text's own past, into the model's distribution."""
-    knn, lam = None, 0.0
-    memory = result if past is None else with_past(result, past)
-    if memory is not None:
-        knn = knn_logprobs(memory.logweights_QK[0], memory.neighbors.values_QK[0])
-        lam = 0.0 if knn is None else float(memory.lams_Q[0])
-    return Mixed(mix(lm_logprobs_V, knn, lam), knn, lam, memory)
 
 
 def with_past(memory: RetrievalResult | None, past: RetrievalResult) -> RetrievalResult:
