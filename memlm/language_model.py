@@ -30,7 +30,7 @@ from memlm.base.figures import counted
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput, MemlmError, check_kind, check_path
-from memlm.generation.batch import complete_all, stream
+from memlm.generation.drive import complete_all, stream
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
 from memlm.generation.sessions.sessions import Sessions

@@ -12,19 +12,19 @@ floating point, because the products of a batch add in another order.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from memlm.api.generation import Completion, GenerationEvent, Token
 from memlm.base.cpu import threads
-from memlm.base.steps import Steps, run_steps
+from memlm.base.steps import Steps
 from memlm.generation.drafts.budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
+from memlm.generation.mixture import Mixture
+from memlm.generation.prefill import Prompt, Prompts, padded
 from memlm.generation.step_search import Decoded, Found, RunningSequence, remember, search_memories
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.files.checkpoint import Checkpoint
@@ -35,24 +35,6 @@ PREFILL_TOKENS = 256
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.
 # Copying a smaller one into a row, and out of it, takes about as long as a step.
 APART_BYTES, APART_SHARE = 8 << 20, 4
-PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (benchmarks/log, 2026-11-21)
-
-
-@dataclass(slots=True)
-class _Prefill:
-    """A sequence before its first token: its KV cache, and how much of the prompt is in it. One that is `apart`
-    keeps this cache to its end.
-    """
-
-    sequence: RunningSequence
-    state: DecoderState | None
-    apart: bool
-    done: int = 0
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens left to read."""
-        return len(self.sequence.generation.pending_ids) - self.done
 
 
 class _Joining(NamedTuple):
@@ -82,16 +64,29 @@ class Batch:
         self._decoder, self._max_sequences, self._prefill_tokens = checkpoint.decoder, max_sequences, prefill_tokens
         self._capacity = capacity or checkpoint.decoder.config.max_length or UNBOUNDED
         self._pool = StatePool(checkpoint.decoder, most_rows=max_sequences, capacity=self._capacity)
-        self._prompts: deque[_Prefill] = deque()
+        self._prompts = Prompts(checkpoint.decoder, self._places_for)
         self._rows: list[RunningSequence] = []
         self._apart: dict[RunningSequence, DecoderState] = {}
         self._joining = list[_Joining]()
+        self._held = dict[Mixture | None, list[tuple[_Joining, Decoded]]]()  # rows that wait for others of their text
         self._budget = DraftBudget.of(checkpoint.decoder)
         weights = checkpoint.decoder.num_bytes
         self._apart_bytes = max(APART_BYTES, weights // APART_SHARE)
 
     def __len__(self) -> int:
         return len(self._prompts) + len(self._rows) + len(self._apart)
+
+    def add_mixture(self, mixture: Mixture) -> RunningSequence:
+        """Adds the rows of a mixture from the next step on. The sequence that is returned stands for all of them, also
+        in `remove`. They begin together, once the longest prompt is read.
+        """
+        begun_s = time.perf_counter()
+        rows = [RunningSequence(each, since_s=begun_s, mixture=mixture) for each in mixture.generations]
+        first = rows[mixture.generations.index(mixture.leader)]
+        first.rows = tuple(rows)
+        for each in rows:
+            self._prompts.add(Prompt(each, None, apart=False))
+        return first
 
     def add(self, generation: Generation) -> Steps[RunningSequence]:
         """Adds a generation from the next step on. A large KV cache of its session is copied outside the loop.
@@ -108,18 +103,22 @@ class Batch:
         if generation.continues or apart:
             positions = generation.max_positions if apart else generation.prompt_positions
             state = yield from generation.initial_state(self._places_for(positions))
-        self._prompts.append(_Prefill(sequence, state, apart))
+        self._prompts.add(Prompt(sequence, state, apart))
         return sequence
 
     def remove(self, sequence: RunningSequence) -> None:
         """Removes a sequence and frees its place at once. Does nothing for one that is not in the batch."""
+        for other in sequence.rows:
+            if other is not sequence:
+                self.remove(other)
+        self._held.pop(sequence.mixture, None)
         if sequence in self._rows:
             row = self._rows.index(sequence)
             self._pool.remove_row(row)
             self._rows[row] = self._rows[-1]
             self._rows.pop()
         elif self._apart.pop(sequence, None) is None:
-            self._prompts = deque(prompt for prompt in self._prompts if prompt.sequence is not sequence)
+            self._prompts.remove(sequence)
 
     def shrink(self) -> None:
         """Frees the memory of all rows but one, if the batch is empty."""
@@ -145,9 +144,10 @@ class Batch:
                     self._cost(each.sequence for each in decoded).add(num_rows, time.perf_counter() - begin_s)
                 self._sample(stepped, found)
             self._join()
-        for each in stepped:
-            self._end(each.sequence)
-        return [each.sequence for each in stepped]
+        drawn = [each.sequence for each in stepped if each.sequence.mixture is None or each.sequence.rows]
+        for sequence in drawn:
+            self._end(sequence)
+        return drawn
 
     def _end(self, sequence: RunningSequence) -> None:
         """Removes a sequence that is done, and takes its KV cache for its session."""
@@ -167,7 +167,7 @@ class Batch:
             return []
         ids_R, new_R = self._draft(self._rows, self._pool.state)
         with decoding_threads(self._decoder, sum(new_R)):
-            hidden_RTD, keys_RTD = self._decoder(_padded(ids_R), self._pool.state, new_B=new_R)
+            hidden_RTD, keys_RTD = self._decoder(padded(ids_R), self._pool.state, new_B=new_R)
         self._pool.settle()
         parts = zip(self._rows, hidden_RTD, keys_RTD, new_R, strict=True)
         return [Decoded(sequence, hidden_TD[:new], keys_TD[:new]) for sequence, hidden_TD, keys_TD, new in parts]
@@ -212,40 +212,30 @@ class Batch:
         return self._budget.experience(stores).cost
 
     def _prefill(self) -> list[Decoded]:
-        """Reads a piece of the prompts, the oldest first. After its last piece a sequence gets its first token."""
-        room, decoded = self._prefill_tokens, list[Decoded]()
-        while self._prompts and room > 0:
-            group = self._next_group(room)
-            size = min(room, max(prompt.num_pending for prompt in group))
-            decoded += self._read_prompts(group, size)
-            room -= len(group) * size
-        return decoded
-
-    def _read_prompts(self, group: Sequence[_Prefill], size: int) -> list[Decoded]:
-        """Reads up to `size` tokens of each of the oldest prompts. Returns those that are through."""
-        pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
-        if (state := group[0].state) is None:
-            capacity = self._places_for(max(prompt.num_pending for prompt in group))
-            adapters_B = [prompt.sequence.generation.adapter for prompt in group]
-            state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
-            if len(group) == 1:
-                group[0].state = state
-        with decoding_threads(self._decoder, len(group) * size):
-            hidden_BTD, keys_BTD = self._decoder(_padded(pieces), state, new_B=[len(piece) for piece in pieces])
+        """Reads a piece of the prompts. After its last piece a sequence gets its first token."""
         decoded = list[Decoded]()
-        for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
-            prompt.done += len(piece)
-            remember(prompt.sequence, piece, keys_BTD[row, : len(piece)])
-            if prompt.num_pending:
-                continue
-            self._prompts.popleft()
+        for prompt, state, row, after in self._prompts.read(self._prefill_tokens):
             if prompt.apart:
                 self._apart[prompt.sequence] = state
+                decoded.append(after)
             else:
-                self._joining.append(_Joining(prompt.sequence, state, row))
-            last = slice(len(piece) - 1, len(piece))
-            decoded.append(Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
+                decoded += self._released(_Joining(prompt.sequence, state, row), after)
         return decoded
+
+    def _released(self, joining: _Joining, after: Decoded) -> list[Decoded]:
+        """Lets a sequence that is through its prompt join the others: at once, or with the last row of its mixture.
+        Returns the sequences that join, with the last states of their prompts.
+        """
+        if (mixture := joining.sequence.mixture) is None:
+            self._joining.append(joining)
+            return [after]
+        held = self._held.setdefault(mixture, [])
+        held.append((joining, after))
+        if len(held) < len(mixture.generations):
+            return []
+        del self._held[mixture]
+        self._joining += [joining for joining, _ in held]
+        return [after for _, after in held]
 
     def _join(self) -> None:
         """Gives rows of the pool to the sequences that are through their prompts.
@@ -259,35 +249,20 @@ class Batch:
             self._rows.append(sequence)
         self._joining.clear()
 
-    def _next_group(self, room: int) -> list[_Prefill]:
-        """Returns the oldest prompt, with those behind it that are cheaper to read along than by themselves.
-
-        Each saves one reading of the weights, and costs the padding that makes all of them as long as the longest.
-        """
-        first, *others = self._prompts
-        group, longest, total = [first], first.num_pending, first.num_pending
-        if first.state is not None or longest > room:
-            return group
-        for prompt in others:
-            longest, total = max(longest, prompt.num_pending), total + prompt.num_pending
-            padded = (len(group) + 1) * longest
-            if prompt.state is not None or padded > room or padded - total > PADDING_TOKENS * len(group):
-                break
-            group.append(prompt)
-        return group
-
     def _places_for(self, num_tokens: int) -> int:
         """A window that moves must have as many places as the rows of the pool that it will be one of."""
         return self._capacity if self._decoder.config.is_windowed else num_tokens
 
     def _sample(self, decoded: Sequence[Decoded], found: Found) -> None:
         """Samples tokens for each sequence, and takes back the tokens of its draft that are not part of its text."""
-        num_wrong: dict[RunningSequence, int] = {}
+        num_wrong, of_mixtures = dict[RunningSequence, int](), dict[RunningSequence, Tensor]()
         each_NV = found.logprobs_RV.split([len(each.hidden_ND) for each in decoded])
         with threads(1):  # a vocabulary is too little to wait for a second thread
             for each, logprobs_NV, results_N, past in zip(decoded, each_NV, found.results, found.pasts, strict=True):
                 sequence = each.sequence
-                if sequence.failure is None:
+                if sequence.mixture is not None:
+                    of_mixtures[sequence] = logprobs_NV[0]
+                elif sequence.failure is None:
                     try:
                         tokens, num_read = sequence.generation.sample_draft(
                             logprobs_NV, results_N, sequence.since_s, past
@@ -296,6 +271,7 @@ class Batch:
                     except Exception as error:
                         sequence.failure = error
                 sequence.since_s = time.perf_counter()
+            self._sample_mixtures(of_mixtures)
         for sequence, state in self._apart.items():
             if num_wrong.get(sequence):
                 self._decoder.crop(state, [state.length - num_wrong[sequence]])
@@ -304,57 +280,12 @@ class Batch:
             lengths = [row.length - num_wrong.get(sequence, 0) for sequence, row in rows]
             self._decoder.crop(self._pool.state, lengths)
 
-
-def stream(checkpoint: Checkpoint, generation: Generation) -> Generator[GenerationEvent, None, None]:
-    """Drives one generation: yields Accepted, its tokens, and Finished. Raises its failure."""
-    try:
-        yield generation.accepted
-        for sequence in _steps_of(checkpoint, [generation]):
-            if sequence.tokens:
-                yield sequence.tokens
-        assert generation.finished is not None
-        yield generation.finished
-    finally:
-        generation.close()
-
-
-def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> tuple[Completion, ...]:
-    """Drives several generations side by side to their ends. Raises the first failure of any."""
-    tokens: dict[Generation, list[Token]] = {generation: [] for generation in generations}
-    try:
-        for sequence in _steps_of(checkpoint, generations):
-            tokens[sequence.generation] += sequence.tokens
-    finally:
-        for generation in generations:
-            generation.close()
-    return tuple(
-        Completion("".join(token.text for token in each), tuple(each), generation.accepted, generation.finished)
-        for generation, each in tokens.items()
-        if generation.finished is not None
-    )
-
-
-def _steps_of(checkpoint: Checkpoint, generations: Sequence[Generation]) -> Iterator[RunningSequence]:
-    """Steps a batch of these generations to its end, and yields each sequence after each of its steps."""
-    batch = Batch(
-        checkpoint,
-        max_sequences=len(generations),
-        prefill_tokens=len(generations) * max(len(generation.pending_ids) for generation in generations),
-        capacity=max(generation.max_positions for generation in generations),
-    )
-    for generation in generations:
-        run_steps(batch.add(generation))
-    while len(batch):
-        for sequence in batch.step():
-            if sequence.failure is not None:
-                raise sequence.failure
-            if sequence.state is not None:
-                run_steps(sequence.generation.commit_to_session(sequence.state))
-            yield sequence
-            sequence.since_s = time.perf_counter()  # decoding does not include the consumer's time
-
-
-def _padded(ids: Sequence[Sequence[int]]) -> Tensor:
-    """Token ids of several rows (B, T), with zeros behind the shorter ones."""
-    longest = max(map(len, ids))
-    return torch.tensor([[*each, *[0] * (longest - len(each))] for each in ids])
+    def _sample_mixtures(self, logprobs: Mapping[RunningSequence, Float[Tensor, " V"]]) -> None:
+        """Samples a token for each mixture, given the log-probabilities after each of its rows."""
+        for first in [sequence for sequence in logprobs if sequence.rows]:
+            assert first.mixture is not None
+            try:
+                first.tokens = first.mixture.draw(torch.stack([logprobs[row] for row in first.rows]), first.since_s)
+            except Exception as error:
+                first.failure = error
+            first.since_s = time.perf_counter()

@@ -15,7 +15,7 @@ from memlm.generation.prompts import too_long
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.gate import gated
 from memlm.retrieval.own_past import OwnPast, with_past
-from memlm.retrieval.result import mix_memory
+from memlm.retrieval.result import RetrievalResult, mix_memory
 from memlm.retrieval.retriever import Retriever
 
 
@@ -75,12 +75,21 @@ def loglikelihood(
         if past is not None:
             past.cache.append(keys_TD, np.array([*read_ids[1:], new_ids[-1]]))
             found = with_past(found, past.search(keys_TD[-count:], max_logprobs_N))
-        total, is_greedy = 0.0, True
-        for row, token_id in enumerate(new_ids):
-            logprobs_V = mix_memory(lm_logprobs_NV[row], found, row).logprobs_V
-            total += float(logprobs_V[token_id])
-            is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
-        return total, is_greedy
+        return mixed_likelihood(lm_logprobs_NV, new_ids, found)
+
+
+def mixed_likelihood(
+    lm_logprobs_NV: Float[Tensor, "N V"], new_ids: Sequence[int], found: RetrievalResult | None
+) -> tuple[float, bool]:
+    """The log-probability of tokens in the mixture of the model and the neighbors of each, and whether each is the
+    likeliest there.
+    """
+    total, is_greedy = 0.0, True
+    for row, token_id in enumerate(new_ids):
+        logprobs_V = mix_memory(lm_logprobs_NV[row], found, row).logprobs_V
+        total += float(logprobs_V[token_id])
+        is_greedy = is_greedy and int(logprobs_V.argmax()) == token_id
+    return total, is_greedy
 
 
 def _check(checkpoint: Checkpoint, ids: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memlm.api.generation import Token
 from memlm.generation.generation import Generation
+from memlm.generation.mixture import Mixture
 from memlm.index.store.snapshot import Snapshot
 from memlm.model import Decoder, DecoderState
 from memlm.retrieval.gate import gated
@@ -26,6 +27,8 @@ from memlm.retrieval.retriever import Retriever
 class RunningSequence:
     """A generation in the batch, with its tokens of the last step, or its failure. After the last step, `state` is the
     KV cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
+
+    A text of a `mixture` has a sequence for each of its `rows`, of which its first one speaks for all.
     """
 
     generation: Generation
@@ -33,6 +36,8 @@ class RunningSequence:
     failure: Exception | None = None
     since_s: float = 0.0
     state: DecoderState | None = None
+    mixture: Mixture | None = None
+    rows: tuple[RunningSequence, ...] = ()
 
     @property
     def is_done(self) -> bool:

@@ -20,12 +20,11 @@ from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passag
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import InvalidInput, NotFound
-from memlm.generation.batch import stream
+from memlm.generation.drive import stream
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
-from memlm.generation.mixture import MixedGeneration
+from memlm.generation.mixture import Mixture
 from memlm.generation.prompts import check_conversation
-from memlm.generation.seams import SteppedText, stream_steps
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
 
@@ -43,10 +42,20 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A generation, or a text that draws by itself, before its first token, and its prompt if that has passages."""
+    """A text before its first token, of one generation or of a mixture, and its prompt if that has passages."""
 
-    generation: Generation | SteppedText
+    text: Generation | Mixture
     prompt: AnswerPrompt | None = None
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that samples."""
+        return self.text.leader if isinstance(self.text, Mixture) else self.text
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """All rows, to be closed at the end."""
+        return self.text.generations if isinstance(self.text, Mixture) else (self.text,)
 
     @property
     def accepted(self) -> Accepted:
@@ -91,7 +100,7 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
         if not request.mixture:
             return Started(generations[0], plan.prompt)
         weights = [1 / rank for rank in range(1, len(generations) + 1)]
-        return Started(MixedGeneration(engine.checkpoint, generations, weights), plan.prompt)
+        return Started(Mixture(generations, weights), plan.prompt)
     except BaseException:
         for generation in generations:
             generation.close()
@@ -101,9 +110,7 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
 def stream_request(engine: Engine, request: StreamRequest) -> Generator[GenerationEvent, None, None]:
     """Yields Accepted, with the prompt if that has passages, the tokens, and Finished. Raises as `start_request`."""
     started = run_steps(start_request(engine, request))
-    generation = started.generation
-    events = stream(engine.checkpoint, generation) if isinstance(generation, Generation) else stream_steps(generation)
-    with closing(events):
+    with closing(stream(engine.checkpoint, started.text)) as events:
         for event in events:
             yield started.accepted if isinstance(event, Accepted) else event
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from memlm.base.steps import Steps
 from memlm.generation.generation import Generation
-from memlm.generation.seams import SteppedText
 from memlm.generation.step_search import RunningSequence
 from memlm.server.inference.messages import Submission
 
@@ -17,14 +16,14 @@ from memlm.server.inference.messages import Submission
 class ActiveRequest:
     """The state of one request in a worker's loop.
 
-    The loop advances `steps`, and a thread does `offloaded` work in between. A generation draws in the batch by its
+    The loop advances `steps`, and a thread does `offloaded` work in between. A text draws in the batch by its
     `sequence`.
     """
 
     submission: Submission
     num_tokens: int = 0  # of its prompt, estimated until the prompt is encoded
     steps: Steps[None] | None = None
-    generation: Generation | SteppedText | None = None
+    generations: tuple[Generation, ...] = ()  # the rows of its text
     sequence: RunningSequence | None = None
     must_wait: bool = False  # until it is admitted, although it may run already
     cache_bytes: int = 0  # the most that its keys and values may take

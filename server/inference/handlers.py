@@ -34,10 +34,10 @@ from memlm.api.sessions import (
 from memlm.api.tracing import TraceRequest
 from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import PREFILL_TOKENS, Batch
+from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
-from memlm.generation.seams import SteppedText
+from memlm.generation.mixture import Mixture
 from memlm.prompting.answers import start_request
 from memlm.server.inference.active_request import ActiveRequest
 from memlm.server.inference.cache_budget import CacheBudget
@@ -89,7 +89,7 @@ class TokenStreamer:
     def __init__(
         self,
         submission: Submission,
-        generation: Generation | SteppedText,
+        generation: Generation,
         send: Send,
         flush_timer: FlushTimer,
         prompt: AnswerPrompt | None = None,
@@ -126,16 +126,16 @@ def generate_steps(
     submission, request = active.submission, active.submission.request
     assert isinstance(request, StreamRequest)
     started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner)
-    generation, prompt = started.generation, started.prompt
-    if not isinstance(generation, Generation):
-        yield from _stepped(active, generation, prompt, send, flush_timer, cache_budget)
-        return
-    active.generation = generation
+    generation, active.generations = started.generation, started.generations
     try:
-        active.cache_bytes, active.must_wait = cache_budget.required_bytes(generation.max_positions), True
+        active.cache_bytes = cache_budget.required_bytes(generation.max_positions, len(active.generations))
+        active.must_wait = True
         yield None  # until it is admitted
-        sequence = active.sequence = yield from batch.add(generation)
-        streamer = TokenStreamer(submission, generation, send, flush_timer, prompt)
+        if isinstance(started.text, Mixture):
+            sequence = active.sequence = batch.add_mixture(started.text)
+        else:
+            sequence = active.sequence = yield from batch.add(started.text)
+        streamer = TokenStreamer(submission, generation, send, flush_timer, started.prompt)
         while True:
             yield None  # until the batch has drawn a token
             if sequence.failure is not None:
@@ -150,28 +150,8 @@ def generate_steps(
     finally:
         if active.sequence is not None:
             batch.remove(active.sequence)
-        generation.close()
-
-
-def _stepped(
-    active: ActiveRequest,
-    text: SteppedText,
-    prompt: AnswerPrompt | None,
-    send: Send,
-    flush_timer: FlushTimer,
-    cache_budget: CacheBudget,
-) -> Steps[None]:
-    """A text beside the batch: a piece of its prompts a step, then a token."""
-    active.generation = text
-    try:
-        active.cache_bytes, active.must_wait = cache_budget.required_bytes(text.max_positions, text.num_rows), True
-        yield None  # until it is admitted
-        streamer = TokenStreamer(active.submission, text, send, flush_timer, prompt)
-        while text.finished is None:
-            yield None
-            streamer.add(text.step(PREFILL_TOKENS))
-    finally:
-        text.close()
+        for each in active.generations:
+            each.close()
 
 
 def answer_and_send(submission: Submission, engine: Engine, send: Send) -> Steps[None]:

@@ -142,8 +142,8 @@ class Worker:
         has_ended = True
         with self._reporting_errors(active):
             offload = active.steps.send(result) if error is None else active.steps.throw(error)
-            if active.generation is not None:
-                active.num_tokens = active.generation.num_pending
+            if active.generations:
+                active.num_tokens = sum(generation.num_pending for generation in active.generations)
             if offload is not None:
                 active.offloaded, active.must_end = self._offloads.submit(active.caller, offload), offload.must_end
                 self._offloaded.append(active)
@@ -215,7 +215,7 @@ class Worker:
         while len(self._running) < self._max_running and (active := self._next_admissible()) is not None:
             self._waiting.remove(active)
             self._running.append(active)
-            if active.generation is not None:
+            if active.generations:
                 self._advance(active)  # into the batch, before its next step
 
     def _next_admissible(self) -> ActiveRequest | None:

@@ -18,7 +18,7 @@ from memlm.api.generation import Completion, DraftSource, FinishReason
 from memlm.api.params import GenerateRequest
 from memlm.data.corpus import Corpus
 from memlm.data.tokenizer import END_OF_TEXT, Tokenizer
-from memlm.generation.batch import complete_all
+from memlm.generation.drive import complete_all
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig

@@ -19,7 +19,7 @@ from memlm.api.generation import DraftSource, FinishReason, Token
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import Batch, complete_all
+from memlm.generation.batch import Batch
 from memlm.generation.drafts import sources as drafting
 from memlm.generation.drafts.budget import PassCost, Survival, allot
 from memlm.generation.drafts.sources import (
@@ -32,6 +32,7 @@ from memlm.generation.drafts.sources import (
     RunIndex,
     neighbors_draft,
 )
+from memlm.generation.drive import complete_all
 from memlm.generation.generation import Generation
 from memlm.index.store.snapshot import Snapshot
 from memlm.language_model import LanguageModel

@@ -8,7 +8,7 @@ from memlm.api.params import GenerateRequest, SamplingParams
 from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
-from memlm.generation.batch import stream
+from memlm.generation.drive import stream
 from memlm.generation.generation import Generation
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import Checkpoint

@@ -184,6 +184,9 @@ def test_a_waiting_mixture_counts_with_all_its_prompts(asked: LanguageModel) -> 
     assert queued[-1] == sum(prompts)
 
 
+TOKENS = 60  # of two texts that run at once, however late a busy machine begins the second one
+
+
 @pytest.mark.parametrize("kind", ["answer", "mixture", "token ids"])
 def test_a_text_whose_prompt_takes_steps_to_make_waits_for_room_in_the_cache(
     asked: LanguageModel, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -192,12 +195,12 @@ def test_a_text_whose_prompt_takes_steps_to_make_waits_for_room_in_the_cache(
     retrieval = RetrievalParams(use_store=False)
     if kind == "token ids":
         monkeypatch.setattr("memlm.data.tokenizer.CHECKED_IDS", 2)
-        sampling = SamplingParams(max_tokens=9, temperature=0)
+        sampling = SamplingParams(max_tokens=TOKENS, temperature=0)
         request = GenerateRequest("", (1, 2, 3, 4, 5), sampling=sampling, retrieval=retrieval, drafts=0)
         both = [ask(id_, request) for id_ in "ab"]
     else:
         options = {"mixture": kind == "mixture", "num_passages": 2}
-        both = [answer(id_, 9, retrieval=retrieval, **options) for id_ in "ab"]
+        both = [answer(id_, TOKENS, retrieval=retrieval, **options) for id_ in "ab"]
     script, used = SlowScript(both, 400), list[int]()
     loop = Worker(asked.engine, script, script.send, 8)  # type: ignore[arg-type]
     script.look = lambda: used.append(loop._cache_bytes)

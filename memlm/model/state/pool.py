@@ -22,7 +22,9 @@ SETTLED_BYTES = 32 << 20  # some 13 ms of processor time
 
 
 class StatePool:
-    """Up to `most_rows` rows of `capacity` tokens each. `state` holds the rows in use, at first none."""
+    """Rows of `capacity` tokens each, of which `most_rows` are reserved ahead. `state` holds those in use, at first
+    none.
+    """
 
     def __init__(self, decoder: Decoder, *, most_rows: int, capacity: int) -> None:
         self._decoder, self.most_rows, self.capacity = decoder, most_rows, capacity
@@ -76,7 +78,7 @@ class StatePool:
         """Makes room for `more` rows, and for `num_tokens` tokens in each. The rows in use are copied."""
         rows, places = self.shape
         if self.num_rows + more > rows:
-            rows = min(self.most_rows, max(self.num_rows + more, 2 * rows))
+            rows = max(self.num_rows + more, min(self.most_rows, 2 * rows))
         if self._grows and num_tokens > places:
             places = min(self.capacity, max(num_tokens, 2 * places))
         if (rows, places) != self.shape:
