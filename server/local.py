@@ -14,6 +14,7 @@ from pathlib import Path
 from memlm.base.interpreter import same_imports
 from memlm.errors import Unavailable
 
+STOPPING = (signal.SIGINT, signal.SIGTERM)
 SERVING = "serving "  # the beginning of the line with the address
 
 
@@ -27,15 +28,16 @@ def started_server(model: str | Path, *stores: Path, options: Sequence[str] = ()
     command = [sys.executable, "-m", "memlm", "serve", "--model", str(model), *options]
     for store in stores:
         command += ["--store", str(store)]
-    process = subprocess.Popen(
-        [*command, "--port", "0"],
-        env={**os.environ, **same_imports()},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    forwarder: threading.Thread | None = None
+    process, forwarder = None, None
     try:
+        with _without_interruption():  # else there would be a server that nobody knows and nobody ends
+            process = subprocess.Popen(
+                [*command, "--port", "0"],
+                env={**os.environ, **same_imports()},
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         assert process.stderr is not None
         output = list(_until_serving(process.stderr))
         if not output or not output[-1].startswith(SERVING):
@@ -45,18 +47,41 @@ def started_server(model: str | Path, *stores: Path, options: Sequence[str] = ()
         forwarder.start()  # a pipe that is not read fills, and blocks the server
         yield output[-1].rpartition(" at ")[2].strip()
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        with contextlib.suppress(ProcessLookupError):  # workers of a server that ended while they were started
-            os.killpg(process.pid, signal.SIGKILL)
-        if forwarder is not None:
-            forwarder.join()
-        if process.stderr is not None:
-            process.stderr.close()
+        if process is not None:
+            _end(process)
+            if forwarder is not None:
+                forwarder.join()
+            if process.stderr is not None:
+                process.stderr.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a server and all of its processes, also those of one that ends while it starts them."""
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _without_interruption() -> Iterator[None]:
+    """Lets Ctrl-C and SIGTERM wait for the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = list[int]()
+    before = {number: signal.signal(number, lambda each, _: came.append(each)) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _until_serving(lines: Iterable[str]) -> Iterator[str]:
