@@ -79,7 +79,7 @@ class Snapshot:
             if segment is None or not segment.is_at(path, record):
                 segment = Segment(path, record, manifest.spec.dim)
             if before is not None:
-                segment.share_versions(before)
+                segment.share_metadata(before)
             segments.append(segment)
         self.segments = tuple(segments)  # oldest first
 

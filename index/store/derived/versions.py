@@ -41,7 +41,7 @@ class SegmentVersions:
     def read(cls, documents: DocumentTable) -> SegmentVersions:
         """Reads the documents that have one of the fields."""
         begins, pairs = dict[int, int](), list[tuple[int, str]]()
-        for document in documents.with_either_field(VALID_FROM, SUPERSEDES):
+        for document in documents.with_fields(VALID_FROM, SUPERSEDES):
             if (begin := begin_of(document.metadata.get(VALID_FROM))) is not None:
                 begins[document.row] = begin
             pairs += [(document.row, each) for each in ids_of(document.metadata)]
