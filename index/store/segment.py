@@ -58,7 +58,7 @@ class Segment:
         self.documents = DocumentTable(self._folder / DOCUMENTS)
         self._index: Ivf | None = None
         self._shared_flat: list[FlatIndex] = []
-        self._metadata = SegmentMetadata()
+        self.metadata = SegmentMetadata()
         if INDEX in record.files:
             self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
         self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
@@ -78,12 +78,12 @@ class Segment:
     def share_metadata(self, other: Segment) -> None:
         """Takes what was or will be read of the metadata of another segment, if that has the same documents."""
         if other.core == self.core:
-            self._metadata = other._metadata
+            self.metadata = other.metadata
 
     @property
     def versions(self) -> SegmentVersions:
         """What its documents say of versions: read once, for all that share the segment."""
-        return self._metadata.versions(self.documents)
+        return self.metadata.versions(self.documents)
 
     @property
     def is_small(self) -> bool:
@@ -259,7 +259,7 @@ class Segment:
         num = self.record.documents
         mask = self.named(only.documents) if only.documents else np.ones(num, bool)
         for name, value in only.where:
-            mask &= self._metadata.having(self.documents, num, name, value)
+            mask &= self.metadata.having(self.documents, num, name, value)
         return mask
 
     def named(self, names: Sequence[str]) -> Bool[np.ndarray, " docs"]:

@@ -99,7 +99,7 @@ class Snapshot:
     @cached_property
     def versions(self) -> Versions:
         """Which of its documents supersede which. A view with more documents deleted has the same."""
-        return Versions(self.segments)
+        return self.segments[0].metadata.versions_with(self.segments) if self.segments else Versions(())
 
     @property
     def newest(self) -> Segment:

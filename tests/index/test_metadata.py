@@ -68,7 +68,7 @@ def test_a_filter_chooses_what_a_look_at_every_document_says(tmp_path_factory, d
         patched.setattr(metadata, "LEAST_BYTES", document_bytes and 4096)
         for _ in range(2):
             assert segment.chosen(only).tolist() == plainly(segment, only)
-        assert segment._metadata.num_bytes <= 4096
+        assert segment.metadata.num_bytes <= 4096
 
 
 def reading(monkeypatch) -> list[str]:
@@ -107,7 +107,7 @@ def test_fields_are_kept_within_a_limit_and_the_last_used_ones_longest(tmp_path,
         def ask(name: str) -> None:
             only = DocumentFilter(where=((name, "7"),))
             assert segment.chosen(only).tolist() == plainly(segment, only)
-            assert segment._metadata.num_bytes <= most
+            assert segment.metadata.num_bytes <= most
 
         for number in range(12):
             ask("f0")

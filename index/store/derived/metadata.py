@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -17,14 +17,16 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt64
 
 from memlm.base.storable import REPLACEMENT, is_utf8
-from memlm.index.store.derived.versions import SegmentVersions
+from memlm.index.store.derived.versions import SegmentVersions, Versions
 from memlm.index.store.filters import TITLE, items_of_field
 
 if TYPE_CHECKING:
     from memlm.index.store.documents import DocumentRow, DocumentTable
+    from memlm.index.store.segment import Segment
 
 DOCUMENT_BYTES, LEAST_BYTES = 128, 1 << 12  # of all fields that are kept: for each document, and of few documents
 ENTRY_BYTES = 512  # of a field that no document has
+MOST_TOGETHER = 2  # of all segments, and of those with keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class SegmentMetadata:
 
     def __init__(self) -> None:
         self._versions: SegmentVersions | None = None
+        self._together = dict[tuple[object, ...], Versions]()
         self._fields, self.num_bytes = OrderedDict[str, FieldValues](), 0
         self._lock = threading.Lock()
 
@@ -81,6 +84,18 @@ class SegmentMetadata:
         if self._versions is None:
             self._versions = SegmentVersions.read(documents)  # another thread may have been sooner
         return self._versions
+
+    def versions_with(self, segments: Sequence[Segment]) -> Versions:
+        """Which documents of some segments, the first of which has this, supersede which. Later snapshots have the same
+        segments, mostly, with more documents deleted.
+        """
+        cores = tuple(segment.core for segment in segments)
+        if (versions := self._together.get(cores)) is None:
+            versions = Versions(segments)
+            self._together = dict(
+                [*self._together.items(), (cores, versions)][-MOST_TOGETHER:]
+            )  # other threads read it
+        return versions
 
     def having(self, documents: DocumentTable, num_documents: int, name: str, value: str) -> Bool[np.ndarray, " docs"]:
         """Whether each document has a field with a value, as `DocumentFilter.accepts` says."""
