@@ -26,7 +26,7 @@ class StoredText(NamedTuple):
     def digest(self) -> bytes:
         """Equal for equal tokens, and for others only by an accident that nobody can bring about."""
         begin, end = self.segment.starts[self.row : self.row + 2]
-        return blake2b(np.ascontiguousarray(self.segment.values_N[begin:end]), digest_size=16).digest()
+        return blake2b(self.segment.values_N[begin:end].tobytes(), digest_size=16).digest()
 
 
 Source: TypeAlias = StoredText | int  # a document with keys, or the number of an earlier text
@@ -46,8 +46,8 @@ def sources_of(texts: Sequence[StoredText], segments: Sequence[Segment]) -> list
     digests = [text.digest if size in shared_sizes else None for text, size in zip(texts, sizes.tolist(), strict=True)]
     wanted, known = {*digests}, dict[bytes, Source]()
     for text in stored:
-        if (digest := text.digest) in wanted:
-            known.setdefault(digest, text)
+        if (stored_digest := text.digest) in wanted:
+            known.setdefault(stored_digest, text)
     found = list[Source | None]()
     for number, digest in enumerate(digests):
         found.append(None if digest is None else known.get(digest))

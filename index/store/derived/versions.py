@@ -110,7 +110,7 @@ class Versions:
         """
         if len(edges_C) == self._num_cyclic:
             return np.ones(len(edges_C), bool)
-        key = blake2b(edges_C, digest_size=16).digest()
+        key = blake2b(edges_C.tobytes(), digest_size=16).digest()
         if (found_C := self._broken.get(key)) is None:
             found_C = on_cycles(self._sources_E[edges_C], self._targets_E[edges_C])
             self._broken = dict([*self._broken.items(), (key, found_C)][-_MOST_BROKEN:])  # other threads read it
