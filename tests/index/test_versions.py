@@ -242,6 +242,15 @@ def test_cycles_are_walked_along_once_for_a_snapshot_a_time_and_a_deletion(tmp_p
     assert walked({"a", "y", "z"}, DAY) == [0]
 
 
+def test_circles_that_lost_equally_many_edges_are_told_apart(tmp_path):
+    names = ["ab", "ba", "cd", "de", "ef", "fc"]  # each supersedes the one that its second letter begins
+    ring = {name[0]: {"supersedes": name[1]} for name in names}
+    with store_of(tmp_path / "s", [*ring.items()]) as store:
+        assert held(store, without=["c", "d", "e", "f"]) == {"a", "b"}
+        assert held(store, without=["a", "b", "c"]) == {"d"}
+        assert held(store, without=["c", "d", "e", "f"]) == {"a", "b"}
+
+
 def test_rows_in_segments_that_are_gone_are_forgotten(tmp_path):
     with store_of(tmp_path / "s", [("a", {"supersedes": "b"})], [("b", {})]) as store:
         assert held(store) == {"a"}
