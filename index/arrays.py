@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,15 @@ class GrowingArray:
         with storage(self.path):
             self._file.write(np.ascontiguousarray(rows, dtype=self._dtype).data)
         self.rows += len(rows)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """The appended rows from `first` up to `last`, as a copy."""
+        with storage(self.path):
+            self._file.flush()
+        row_bytes = self._dtype.itemsize * (self._width or 1)
+        found = os.pread(self._file.fileno(), (last - first) * row_bytes, HEADER_BYTES + first * row_bytes)
+        rows = np.frombuffer(found, self._dtype)
+        return rows if self._width is None else rows.reshape(-1, self._width)
 
     def sync(self) -> None:
         """Writes the number of rows to the header, and waits until the file is on the disk."""

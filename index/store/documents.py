@@ -146,13 +146,14 @@ class DocumentTable:
                 rows |= {id_: int(row) for id_, row in self._base.execute(query, batch)}
         return rows
 
-    def with_either_field(self, one: str, other: str) -> Iterator[DocumentRow]:
-        """The documents whose metadata have one of two fields, and maybe others with that name elsewhere in it. Reads
+    def with_fields(self, *names: str) -> Iterator[DocumentRow]:
+        """The documents whose metadata have one of some fields, and maybe others with that name elsewhere in it. Reads
         the whole table, and parses the metadata of these alone.
         """
         with self._readable():
-            query = "select * from documents where instr(metadata, ?) or instr(metadata, ?) order by row"
-            yield from map(_document, self._base.execute(query, (json.dumps(one), json.dumps(other))))
+            any_of_them = " or ".join(["instr(metadata, ?)"] * len(names))
+            query = f"select * from documents where {any_of_them} order by row"
+            yield from map(_document, self._base.execute(query, [json.dumps(name) for name in names]))
 
     def rows_named(self, name: str) -> list[int]:
         """The rows of all documents that `is_named` accepts. Only a glob reads the whole table."""

@@ -20,6 +20,7 @@ from memlm.index.store.document_names import is_named
 if TYPE_CHECKING:
     from memlm.index.store.documents import DocumentRow
 
+TITLE = "title"
 VALID_FROM, SUPERSEDES, TODAY = "valid_from", "supersedes", "today"
 A_TIME = "a date, as 2024-05-01, or a date and a time, as 2024-05-01T09:30+02:00"
 EXACT = 1 << 53  # whole numbers from here on lose digits as floats
@@ -48,16 +49,18 @@ class DocumentFilter:
         """Whether a document is chosen."""
         if self.documents and not any(is_named(document.id, name) for name in self.documents):
             return False
-        fields = {"title": document.title, **document.metadata} if self.where else {}
-        return all(_has_field(fields, name, value) for name, value in self.where)
+        return all(
+            any(value in (item, json.dumps(item)) for item in items_of_field(document, name))
+            for name, value in self.where
+        )
 
 
-def _has_field(metadata: Mapping[str, Any], name: str, value: str) -> bool:
-    if name not in metadata:
-        return False
-    found = metadata[name]
-    items = found if isinstance(found, list) else [found]
-    return any(value in (item, json.dumps(item)) for item in items)
+def items_of_field(document: DocumentRow, name: str) -> Sequence[Any]:
+    """The values of a field of a document: the items of a list, or the only value. Empty for a field that it lacks."""
+    if name in document.metadata:
+        found = document.metadata[name]
+        return found if isinstance(found, list) else (found,)
+    return (document.title,) if name == TITLE else ()
 
 
 def as_of_day(text: object) -> str | None:

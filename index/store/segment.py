@@ -17,6 +17,7 @@ from memlm.index.arrays import RowSubset
 from memlm.index.exact import FlatIndex, exact_neighbors
 from memlm.index.ivf import Ivf, is_lossless, open_index
 from memlm.index.neighbors import Neighbors, RawSearch, deeper, merge_nearest, search_filtered
+from memlm.index.store.derived.metadata import SegmentMetadata
 from memlm.index.store.derived.versions import SegmentVersions
 from memlm.index.store.documents import DocumentRow, DocumentTable
 from memlm.index.store.filters import DocumentFilter
@@ -57,7 +58,7 @@ class Segment:
         self.documents = DocumentTable(self._folder / DOCUMENTS)
         self._index: Ivf | None = None
         self._shared_flat: list[FlatIndex] = []
-        self._shared_versions: list[SegmentVersions] = []
+        self.metadata = SegmentMetadata()
         if INDEX in record.files:
             self._index = Ivf(open_index(self._folder / INDEX, self.num_indexed, dim), record.index, self.keys_ND)
         self.deleted_mask: Bool[np.ndarray, " docs"] = np.zeros(record.documents, bool)
@@ -74,17 +75,15 @@ class Segment:
         inodes = _inodes_of(store / record.folder, record)
         return inodes is not None and (record, inodes) == (self.record, self._inodes)
 
-    def share_versions(self, other: Segment) -> None:
-        """Takes the versions that were or will be read from another segment, if that has the same documents."""
+    def share_metadata(self, other: Segment) -> None:
+        """Takes what was or will be read of the metadata of another segment, if that has the same documents."""
         if other.core == self.core:
-            self._shared_versions = other._shared_versions
+            self.metadata = other.metadata
 
     @property
     def versions(self) -> SegmentVersions:
         """What its documents say of versions: read once, for all that share the segment."""
-        if not self._shared_versions:
-            self._shared_versions.append(SegmentVersions.read(self.documents))  # another thread may have been sooner
-        return self._shared_versions[0]
+        return self.metadata.versions(self.documents)
 
     @property
     def is_small(self) -> bool:
@@ -256,8 +255,12 @@ class Segment:
         return live if self.pruned_N is None else live & ~self.pruned_N[rows]
 
     def chosen(self, only: DocumentFilter) -> Bool[np.ndarray, " docs"]:
-        """Whether a filter chooses each document. Reads the table of documents."""
-        return np.fromiter(map(only.accepts, self.documents), bool) if only.where else self.named(only.documents)
+        """Whether a filter chooses each document. A field of metadata is read from the table when it is first named."""
+        num = self.record.documents
+        mask = self.named(only.documents) if only.documents else np.ones(num, bool)
+        for name, value in only.where:
+            mask &= self.metadata.having(self.documents, num, name, value)
+        return mask
 
     def named(self, names: Sequence[str]) -> Bool[np.ndarray, " docs"]:
         """Whether any of some names, as of a `DocumentFilter`, stands for each document."""

@@ -25,6 +25,8 @@ from memlm.index.store.manifest import SegmentRecord, StoreSpec
 from memlm.index.store.segment import DOCUMENTS, KEYS, PRUNED, VALUES
 from memlm.index.store.segment_files import finish_segment
 
+BLOCK_ENTRIES = 1 << 16  # that are copied at once
+
 
 class SegmentWriter:
     """The growing files of a segment. `num_entries` counts the entries that were appended or passed by."""
@@ -74,6 +76,14 @@ class SegmentWriter:
         if self._pruned and pruned_N is not None:
             self._pruned.append(pruned_N)
         self.num_entries += len(values_N)
+
+    def repeat(self, first: int, count: int) -> None:
+        """Appends `count` entries to the current document that equal those from number `first` on, which it has."""
+        for begin in range(first, first + count, BLOCK_ENTRIES):
+            some = begin, min(begin + BLOCK_ENTRIES, first + count)
+            keys_ND = self._keys.read(*some) if self._keys else None
+            pruned_N = self._pruned.read(*some) if self._pruned else None
+            self.append(keys_ND, self._values.read(*some).astype(np.int64), pruned_N)
 
     def sync(self) -> None:
         """Syncs the appended entries."""

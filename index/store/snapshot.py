@@ -79,7 +79,7 @@ class Snapshot:
             if segment is None or not segment.is_at(path, record):
                 segment = Segment(path, record, manifest.spec.dim)
             if before is not None:
-                segment.share_versions(before)
+                segment.share_metadata(before)
             segments.append(segment)
         self.segments = tuple(segments)  # oldest first
 
@@ -99,7 +99,7 @@ class Snapshot:
     @cached_property
     def versions(self) -> Versions:
         """Which of its documents supersede which. A view with more documents deleted has the same."""
-        return Versions(self.segments)
+        return self.segments[0].metadata.versions_with(self.segments) if self.segments else Versions(())
 
     @property
     def newest(self) -> Segment:

@@ -240,6 +240,10 @@ class StoreWriter:
         """Appends entries to the current document, as `SegmentWriter.append`."""
         self._segment.append(keys_ND, values_N, pruned_N)
 
+    def repeat(self, first: int, count: int) -> None:
+        """Appends entries again to the current document, as `SegmentWriter.repeat`."""
+        self._segment.repeat(first, count)
+
     def checkpoint(self) -> None:
         """Syncs the appended entries, so that they survive a kill. Raises Locked if the folder was replaced."""
         self._lock.check()

@@ -14,7 +14,8 @@ from memlm.base.files import is_under
 from memlm.base.storable import is_utf8
 from memlm.data.document import Document, Problem, UnusableText
 from memlm.data.extract.encodings import decode, has_mark, utf_16_of
-from memlm.data.extract.kinds import MAIL, MAILBOX, MARKDOWN, kind_of, kind_within, refusal_of, title_of_markdown
+from memlm.data.extract.front_matter import fields_of_markdown
+from memlm.data.extract.kinds import MAIL, MAILBOX, MARKDOWN, kind_of, kind_within, refusal_of
 from memlm.data.extract.outcome import Extracted, Unreadable
 from memlm.data.extract.pool import MAX_FILE_BYTES, Extractor, Limits, too_large
 from memlm.data.formats import (
@@ -153,8 +154,8 @@ class Reading:
         text = decode(raw)
         if not text.strip("\ufeff \t\r\n\v\f"):
             raise Unreadable("empty")
-        title = title_of_markdown(text) if layout_of(name) in MARKDOWN else ""
-        yield Document(id=name, text=text, title=title or name)
+        title, metadata = fields_of_markdown(text) if layout_of(name) in MARKDOWN else ("", {})
+        yield Document(id=name, text=text, title=title or name, metadata=metadata)
 
     def _read_mailbox(self, name: str, stream: IO[bytes]) -> Iterator[Document]:
         number = 0

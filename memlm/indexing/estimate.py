@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import faiss
@@ -21,6 +20,7 @@ from memlm.index.ivf_writer import GROUP_ROWS, beside_bytes
 from memlm.index.store.datastore import Datastore
 from memlm.index.threads import faiss_threads
 from memlm.indexing.keys import spec_of_keys, unkeyed
+from memlm.indexing.known_texts import StoredText, sources_of
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.encoder import Encoder, document_windows, window_size
 
@@ -118,18 +118,20 @@ def seconds_of_text(entries: int) -> float:
 
 def seconds_of_keys(datastore: Datastore, checkpoint: Checkpoint, segment: int | None = None) -> float:
     """Measures for at most two seconds how long the keys of all documents without take, or of those in a segment, given
-    by its number. 0 for few, which are quick on any machine.
+    by its number. 0 for few, which are quick on any machine. Equal texts are read once.
     """
     spec = spec_of_keys(datastore, checkpoint)
-    chosen = [(each, rows) for each, rows in unkeyed(datastore.snapshot, number=segment) if rows]
-    entries = sum(int(each.sizes[rows].sum()) for each, rows in chosen)
+    texts = [StoredText(each, row) for each, rows in unkeyed(datastore.snapshot, number=segment) for row in rows]
+    entries = sum(text.num_tokens for text in texts)
     if entries * checkpoint.decoder.num_parameters < SURELY_QUICK:
         return 0.0
-    documents = islice(((each, row) for each, rows in chosen for row in rows), SAMPLE_DOCUMENTS)
-    tokens = [each.text_of(row, SAMPLE_TOKENS) for each, row in documents]
+    sources = sources_of(texts, datastore.snapshot.segments)
+    if not (new := [text for text, source in zip(texts, sources, strict=True) if source is None]):
+        return 0.0
+    tokens = [text.segment.text_of(text.row, SAMPLE_TOKENS) for text in new[:SAMPLE_DOCUMENTS]]
     lists = nlist_of(resolve_index(spec.index, entries, spec.dim))
     pace = _tokens_per_s(checkpoint, tokens, WindowSize(spec.context, spec.stride))
-    return entries / pace + entries * _seconds_per_key(spec.dim, lists)
+    return sum(text.num_tokens for text in new) / pace + entries * _seconds_per_key(spec.dim, lists)
 
 
 def _tokens_per_s(checkpoint: Checkpoint, tokens: list[np.ndarray], size: WindowSize) -> float:

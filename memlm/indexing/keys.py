@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,10 +27,12 @@ from memlm.index.store.documents import DocumentRow
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.manifest import StoreSpec
 from memlm.index.store.segment import Segment
+from memlm.index.store.segment_writer import BLOCK_ENTRIES
 from memlm.index.store.snapshot import Snapshot
 from memlm.index.store.writer import StoreWriter
 from memlm.indexing.checks import Checked, run_checks
 from memlm.indexing.encoding import BlockEncoder, LocalEncoder
+from memlm.indexing.known_texts import StoredText, sources_of
 from memlm.indexing.pruning import EncodedWindow
 from memlm.indexing.text import index_words
 from memlm.model.files.checkpoint import Checkpoint
@@ -161,11 +163,23 @@ def _next_piece(chosen: Iterable[tuple[Segment, list[int]]]) -> Mapping[int, lis
     return piece
 
 
+class _Known(NamedTuple):
+    """A document whose entries are there already, in another one or from a number of this piece on."""
+
+    text: StoredText
+    source: StoredText | int
+
+
 class _KeyedWindow(NamedTuple):
-    """A window, with its document if it is the first one of it."""
+    """A window, with its document if it is the first one of it, and the known documents before it."""
 
     window: Window
     starts: DocumentRow | None
+    before: Sequence[_Known] = ()
+
+    @property
+    def num_entries(self) -> int:
+        return len(self.window.targets_N) + sum(each.text.num_tokens for each in self.before)
 
 
 class _Written(NamedTuple):
@@ -183,6 +197,7 @@ class _Piece:
         self._writer, self._checkpoint, self._rows, self._encoder = writer, checkpoint, rows, encoder
         self._done, self._total, self._progress = done, total, progress
         self._block, self._encoded = list[_KeyedWindow](), 0
+        self._last_known: Sequence[_Known] = ()
 
     def write(self) -> _Written:
         """Appends the entries of the documents that are still there."""
@@ -194,7 +209,8 @@ class _Piece:
             for block in blocks:
                 self._block, self._encoded = block, 0
                 encoded = next(encoded_blocks)
-                for (window, document), new in zip(block, encoded, strict=True):
+                for (window, document, before), new in zip(block, encoded, strict=True):
+                    documents += self._copy(before)
                     if document is not None:
                         writer.begin_document(document.id, title=document.title, metadata=document.metadata)
                         documents += 1
@@ -207,25 +223,55 @@ class _Piece:
                 self._done += sum(len(each.window.targets_N) for each in block)
                 self._encoded = 0
                 self._tell()
+        documents += self._copy(self._last_known)
         return _Written(self._done - begun, documents)
+
+    def _copy(self, known: Sequence[_Known]) -> int:
+        """Appends known documents. Returns how many."""
+        writer = self._writer
+        for text, source in known:
+            document, values_N = text.segment.documents.at(text.row), text.segment.text_of(text.row)
+            writer.begin_document(document.id, title=document.title, metadata=document.metadata)
+            if writer.is_resumed(len(values_N)):
+                writer.verify_resumed(values_N)
+            elif isinstance(source, int):
+                writer.repeat(source, len(values_N))
+            else:
+                keys_ND, _, pruned_N = source.segment.entries_of(source.row)
+                assert keys_ND is not None
+                for begin in range(0, len(values_N), BLOCK_ENTRIES):
+                    some = slice(begin, begin + BLOCK_ENTRIES)
+                    writer.append(keys_ND[some], values_N[some], None if pruned_N is None else pruned_N[some])
+            self._done += len(values_N)
+            self._tell()
+        return len(known)
 
     def _windows(self) -> Iterator[_KeyedWindow]:
         assert self._writer.base is not None
-        spec, decoder = self._writer.spec, self._checkpoint.decoder
+        spec, decoder, segments = self._writer.spec, self._checkpoint.decoder, self._writer.base.segments
         start_id, size = self._checkpoint.tokenizer.start_id, WindowSize(spec.context, spec.stride)
-        for segment in self._writer.base.segments:
-            for row in self._rows.get(segment.record.number, ()):
-                if segment.deleted_mask[row]:
-                    continue
-                document = segment.documents.at(row)
-                for number, window in enumerate(document_windows(decoder, segment.text_of(row), start_id, size)):
-                    yield _KeyedWindow(window, None if number else document)
+        texts = [
+            StoredText(segment, row)
+            for segment in segments
+            for row in self._rows.get(segment.record.number, ())
+            if not segment.deleted_mask[row]
+        ]
+        starts, known = [0, *itertools.accumulate(text.num_tokens for text in texts)], list[_Known]()
+        for text, source in zip(texts, sources_of(texts, segments), strict=True):
+            if source is not None:
+                known.append(_Known(text, starts[source] if isinstance(source, int) else source))
+                continue
+            document, tokens_n = text.segment.documents.at(text.row), text.segment.text_of(text.row)
+            for number, window in enumerate(document_windows(decoder, tokens_n, start_id, size)):
+                yield _KeyedWindow(window, None if number else document, () if number else known)
+            known = []
+        self._last_known = known
 
     def _encode(self, blocks: Iterator[list[_KeyedWindow]]) -> Generator[list[EncodedWindow] | list[None], None, None]:
         """Encodes block by block. Yields None for each window that an interrupted run has written."""
         entries = 0
         for block in blocks:
-            entries += sum(len(each.window.targets_N) for each in block)
+            entries += sum(each.num_entries for each in block)
             if entries > self._writer.num_resumed_entries:
                 blocks = itertools.chain([block], blocks)
                 break

@@ -33,7 +33,7 @@ FILES = {
     "g.epub": made.epub({"one": "<p>from a book"}, "G"),
     "h.ipynb": NOTEBOOK.encode(),
     "i.eml": b"Subject: I\nFrom: a@b.c\n\nfrom a mail",
-    "j.md": b"---\ntitle: x\n---\n```\n# no\n```\n# J #\ntext",
+    "j.md": b"---\nname: x\n---\n```\n# no\n```\n# J #\ntext",
     "k.html.gz": gzip.compress(b"<p>from a packed page"),
     "l.PY": b"# no title\nprint()",
 }  # fmt: skip
@@ -64,7 +64,7 @@ def test_each_format_is_text_under_its_files_name(tmp_path):
         ("g.epub", "G", "epub", "from a book"),
         ("h.ipynb", "N", "notebook", "# N\nfrom a notebook"),
         ("i.eml", "I", "mail", "# I\n\nFrom: a@b.c\n\nfrom a mail"),
-        ("j.md", "J", None, "---\ntitle: x\n---\n```\n# no\n```\n# J #\ntext"),
+        ("j.md", "J", None, "---\nname: x\n---\n```\n# no\n```\n# J #\ntext"),
         ("k.html.gz", "k.html.gz", "html", "from a packed page"),
         ("l.PY", "l.PY", None, "# no title\nprint()"),
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from memlm.index.store.documents import DocumentTable
     from memlm.index.store.segment import Segment
 
+_MOST_BROKEN = 8  # sets of edges on cycles, at different times or after deletions, whose answers are remembered
 _TRIMS = 64  # most graphs of versions are chains of a few, of which these leave nothing
 
 
@@ -41,7 +43,7 @@ class SegmentVersions:
     def read(cls, documents: DocumentTable) -> SegmentVersions:
         """Reads the documents that have one of the fields."""
         begins, pairs = dict[int, int](), list[tuple[int, str]]()
-        for document in documents.with_either_field(VALID_FROM, SUPERSEDES):
+        for document in documents.with_fields(VALID_FROM, SUPERSEDES):
             if (begin := begin_of(document.metadata.get(VALID_FROM))) is not None:
                 begins[document.row] = begin
             pairs += [(document.row, each) for each in ids_of(document.metadata)]
@@ -90,6 +92,7 @@ class Versions:
         self._dated, self._begins = np.concatenate([none, *dated]), np.concatenate([none, *begins])
         self._sources_E, self._targets_E = np.concatenate([none, *sources]), np.concatenate([none, *targets])
         self._is_cyclic_E = on_cycles(self._sources_E, self._targets_E)
+        self._num_cyclic, self._broken = int(self._is_cyclic_E.sum()), dict[bytes, np.ndarray]()
 
     def holding(self, moment: int, live: Sequence[Bool[np.ndarray, " docs"]]) -> list[Bool[np.ndarray, " docs"]]:
         """Which of the live documents of each segment hold at a moment, in microseconds since 1970."""
@@ -97,9 +100,21 @@ class Versions:
         holds[self._dated[self._begins > moment]] = False
         counts_E = holds[self._sources_E] & holds[self._targets_E]
         cyclic = np.flatnonzero(counts_E & self._is_cyclic_E)
-        counts_E[cyclic] = ~on_cycles(self._sources_E[cyclic], self._targets_E[cyclic])
+        counts_E[cyclic] = ~self._still_cyclic(cyclic)
         holds[self._targets_E[counts_E]] = False
         return np.split(holds, self._firsts[1:-1]) if live else []
+
+    def _still_cyclic(self, edges_C: Int64[np.ndarray, " C"]) -> Bool[np.ndarray, " C"]:
+        """Whether some of the edges on cycles are on a cycle of these alone. The last few answers are remembered, as a
+        walk along long cycles takes seconds.
+        """
+        if len(edges_C) == self._num_cyclic:
+            return np.ones(len(edges_C), bool)
+        key = blake2b(edges_C.tobytes(), digest_size=16).digest()
+        if (found_C := self._broken.get(key)) is None:
+            found_C = on_cycles(self._sources_E[edges_C], self._targets_E[edges_C])
+            self._broken = dict([*self._broken.items(), (key, found_C)][-_MOST_BROKEN:])  # other threads read it
+        return found_C
 
 
 def on_cycles(sources_E: Int64[np.ndarray, " E"], targets_E: Int64[np.ndarray, " E"]) -> Bool[np.ndarray, " E"]:
