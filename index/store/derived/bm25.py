@@ -111,14 +111,15 @@ class _Term:
     def postings(self) -> tuple[Int64[np.ndarray, " F"] | None, UInt[np.ndarray, " F"]]:
         """The places in their order, and the counts."""
         found = [(begin, *block.postings(row)) for begin, block, row in self._found]
-        if all(places is not None for _, places, _ in found):
-            places = [np.add(places, begin, dtype=np.int64) for begin, places, _ in found]
-            return np.concatenate(places), np.concatenate([counts for _, _, counts in found])
-        if len(found) == 1 and len(found[0][2]) == self._num_passages:
-            return found[0][1:]
-        counts_P = np.zeros(self._num_passages, np.result_type(*(counts for _, _, counts in found)))
-        for begin, places, counts in found:
-            counts_P[slice(begin, begin + len(counts)) if places is None else begin + places.astype(np.int64)] = counts
+        places = [np.add(each, begin, dtype=np.int64) for begin, each, _ in found if each is not None]
+        counts = [each for _, _, each in found]
+        if len(places) == len(found):
+            return np.concatenate(places), np.concatenate(counts)
+        if len(counts) == 1 and len(counts[0]) == self._num_passages:
+            return None, counts[0]
+        counts_P = np.zeros(self._num_passages, np.result_type(*counts))
+        for begin, some, each in found:
+            counts_P[slice(begin, begin + len(each)) if some is None else begin + some.astype(np.int64)] = each
         return None, counts_P
 
     def counts_at(self, places_C: Int64[np.ndarray, " C"]) -> np.ndarray:
