@@ -371,11 +371,6 @@ class Tokenizer:
         return np.array([piece.count(b"\n") for piece in self.token_bytes], dtype=np.int64)
 
     @cached_property
-    def form_feeds(self) -> Int64[np.ndarray, " V"]:
-        """Form feeds in each token, for numbers of pages."""
-        return np.array([piece.count(b"\f") for piece in self.token_bytes], dtype=np.int64)
-
-    @cached_property
     def characters(self) -> Int64[np.ndarray, " V"]:
         """Characters that begin in each token, for offsets in a text."""
         return np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.token_bytes], dtype=np.int64)

@@ -142,8 +142,8 @@ class _KnownTexts:
 
 def _described(found: Sequence[Found]) -> list[Passage]:
     passages = list[Passage]()
-    for each, (lines, pages) in zip(found, _ends_before(found), strict=True):
-        (begin, end), text = each.cuts.rows(each.number), each.text
+    for each in found:
+        (begin, end), text, (lines, pages) = each.cuts.rows(each.number), each.text, each.cuts.ends_before(each.number)
         document = each.segment.documents.at(each.document)
         before = text[: len(text) - len(text.lstrip())]
         text, first_line, first_page = text.strip(), 1 + lines + before.count("\n"), 1 + pages + before.count("\f")
@@ -166,21 +166,3 @@ def _described(found: Sequence[Found]) -> list[Passage]:
             )
         )
     return passages
-
-
-def _ends_before(found: Sequence[Found]) -> list[tuple[int, int]]:
-    """Counts the line ends and form feeds before each passage in its document. Passages of a document share one reading
-    of it.
-    """
-    counts, documents = [(0, 0)] * len(found), defaultdict[tuple[int, int], list[tuple[int, int]]](list)
-    for place, each in enumerate(found):
-        documents[id(each.segment), each.document].append((each.number, place))
-    for places in documents.values():
-        each = found[places[0][1]]
-        read, lines, pages = int(each.segment.starts[each.document]), 0, 0
-        for number, place in sorted(places):
-            begin, _ = each.cuts.rows(number)
-            more_lines, more_pages = each.store.line_and_page_ends(each.segment.values_N[read:begin])
-            read, lines, pages, skipped = begin, lines + more_lines, pages + more_pages, each.cuts.skipped(number)
-            counts[place] = lines + skipped.count(b"\n"), pages + skipped.count(b"\f")
-    return counts

@@ -289,10 +289,6 @@ class ModelStore:
             for distance, logweight, value, place, (line_ends, characters, snippet) in rows
         )
 
-    def line_and_page_ends(self, tokens: Int64[np.ndarray, " T"]) -> tuple[int, int]:
-        """Counts the line ends and the form feeds in tokens of a document."""
-        return int(self._tokenizer.newlines[tokens].sum()), int(self._tokenizer.form_feeds[tokens].sum())
-
     def _passages(self, places: Sequence[Place], ahead: int) -> list[tuple[int, int, str]]:
         """Returns the line ends and characters before each place in its document, and the text around it.
 

@@ -61,6 +61,8 @@ def test_passages_begin_where_the_plain_rules_say_in_windows_of_any_size(seed, m
     bounds = np.cumsum([0, *map(len, tokens.pieces)]).tolist()
     found = [(bounds[cut.row] + cut.skip, cut.headings) for cut in cuts]
     assert found == cuts_by_lines(tokens.pieces, limit, markdown=markdown)
+    before = [b"".join(tokens.pieces)[:begin] for begin, _ in found]
+    assert [cut[3:] for cut in cuts] == [(text.count(b"\n"), text.count(b"\f")) for text in before]
     monkeypatch.setattr(text_cuts, "WINDOW_TOKENS", 1)
     monkeypatch.setattr(text_cuts, "HEADING_TOKENS", 64)
     assert tokens.cuts(limit, markdown=markdown) == cuts

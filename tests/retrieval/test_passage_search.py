@@ -19,6 +19,7 @@ from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived import cuts as cuts_module
 from memlm.index.store.derived import passages as passages_module
+from memlm.index.store.derived.bm25 import Searched, best_passages
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.postings import PostingsWriter, hash_of
@@ -116,7 +117,9 @@ def test_words_are_ranked_by_bm25_over_the_texts(store, model_folder, question):
         check_words(again, question)
 
 
-def test_a_passage_names_the_lines_that_hold_its_text(model_folder, tmp_path):
+@pytest.mark.parametrize("piece_tokens", [2, 200])  # shorter than a passage, and longer
+def test_a_passage_names_the_lines_that_hold_its_text(model_folder, tmp_path, monkeypatch, piece_tokens):
+    monkeypatch.setattr(cuts_module, "PIECE_TOKENS", piece_tokens)
     lines = {
         name: [f"{name}{n} holds a word" if n % 3 else "" for n in range(first, first + 60)]
         for name, first in (("a", 0), ("b", 1))
@@ -247,7 +250,7 @@ def test_an_index_that_a_purge_overtakes_is_not_published(store, tokenizer):
         for passages in (begun, SegmentPassages(store, segment, cuts)):
             while not passages.is_complete:
                 passages.build()
-            assert passages.postings.counts_P(terms_of("memory")).any()
+            assert len(best_passages([Searched(passages.postings)], [terms_of("memory")], 1)[0])
         assert not [*store.rglob(CUTS), *store.rglob(PASSAGES), *store.rglob("*.tmp")]
 
 
@@ -287,7 +290,8 @@ def test_damaged_cuts_say_what_to_do_or_are_made_anew_and_give_no_wrong_place(tm
         while not cuts.is_complete:
             cuts.build()
         every = range(len(cuts))
-        return [*zip(map(cuts.rows, every), cuts.texts(every), cuts.headings(every), strict=True)]
+        places = zip(map(cuts.rows, every), map(cuts.ends_before, every), strict=True)
+        return [*zip(places, cuts.texts(every), cuts.headings(every), strict=True)]
 
     with Datastore.open(store) as datastore:
         (segment,) = datastore.snapshot.segments
@@ -305,6 +309,7 @@ def test_damaged_cuts_say_what_to_do_or_are_made_anew_and_give_no_wrong_place(tm
     assert all(each.endswith("; remove it, and the next search makes it anew") for each in told)
     assert any("places of piece" in each for each in told)
     assert any("headings" in each for each in told)
+    assert any("the lines before" in each for each in told)
 
 
 def test_what_a_kill_leaves_of_passages_goes_with_the_next_commit(store, tokenizer):

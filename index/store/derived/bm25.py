@@ -8,16 +8,20 @@ bit, and equal passages keep their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64, UInt, UInt64
 
-from memlm.index.store.derived.postings import K1, B, Block, Postings, TermPostings, hash_of
+from memlm.index.store.derived.postings import K1, B, Block, Postings, TermRow, hash_of, norms_of
 
-SLACK = 1 - 1e-9  # of a comparison with a sum that was added up in another order
+SLACK = 1 - 1e-4  # of a comparison with a sum that was added up in single precision
+QUICKER = 4  # times as many entries of a word are added to sums as are looked up one by one, in the same time
+VIEW_PASSAGES = 1 << 19  # whose sums stay in the cache of a core
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,14 @@ class Searched:
     postings: Postings
     live_P: Bool[np.ndarray, " P"] | None = None
     wanted_P: Bool[np.ndarray, " P"] | None = None
+
+    def is_live_P(self) -> Bool[np.ndarray, " P"]:
+        """Which passages are live."""
+        return np.broadcast_to(np.True_, len(self.postings)) if self.live_P is None else self.live_P
+
+    def is_wanted_P(self) -> Bool[np.ndarray, " P"]:
+        """Which passages are wanted, if they are live."""
+        return np.broadcast_to(np.True_, len(self.postings)) if self.wanted_P is None else self.wanted_P
 
 
 def bm25(
@@ -50,179 +62,284 @@ def best_passages(
     """The at most k wanted live passages with the highest scores above 0, best first, and their scores. A passage's
     number counts the passages of the parts one after another.
 
-    Cost: a look at each word's table in each block, and the postings of the rarer words. Raises Corrupt for damaged
-    postings.
+    Cost: a look at each word's table in each block, and the postings of the rarer words (MaxScore). Raises Corrupt for
+    damaged postings.
     """
-    views, weights_W = _views(parts, words)
+    views, weights_W = _weighed(parts, words)
     best = _Best(k)
     for view in sorted(views, key=lambda view: -view.bound(weights_W)):
         if view.bound(weights_W) < best.floor:
             break
-        with view.block.read():
-            view.add_to(best, weights_W)
-    return best.numbers, best.scores
+        view.add_to(best, weights_W)
+    numbers_C = np.sort(best.numbers)
+    scores_C = _scores(views, weights_W, numbers_C)
+    order_K = np.argsort(-scores_C, kind="stable")[:k]
+    return numbers_C[order_K], scores_C[order_K]
 
 
 def scores_of(
     parts: Sequence[Searched], words: Sequence[Sequence[str]], numbers_C: Int64[np.ndarray, " C"]
 ) -> Float64[np.ndarray, " C"]:
     """The score of each of some passages, by their numbers as of `best_passages`."""
-    views, weights_W = _views(parts, words)
-    scores_C = np.zeros(len(numbers_C))
-    for view in views:
-        within_C = (numbers_C >= view.first) & (numbers_C < view.first + view.block.num_passages)
-        with view.block.read():
-            scores_C[within_C] = view.scores(numbers_C[within_C] - view.first, weights_W)
+    order_C, scores_C = np.argsort(numbers_C), np.empty(len(numbers_C))
+    scores_C[order_C] = _scores(*_weighed(parts, words), numbers_C[order_C])
     return scores_C
 
 
 def most_of(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> float:
     """What the score of a passage is less than, however often it has the words."""
-    return sum(_views(parts, words)[1]) * (K1 + 1)
+    return sum(_weighed(parts, words)[1]) * (K1 + 1)
+
+
+class _Term:
+    """The postings of a term in the blocks of a view: the places where it stands, and how often. Without places, there
+    is a count for each passage of the view.
+    """
+
+    def __init__(self, num_passages: int) -> None:
+        self._num_passages, self._found = num_passages, list[tuple[int, Block, TermRow]]()
+        self.frequency, self.bound = 0, 0.0
+
+    def add(self, begin: int, block: Block, row: TermRow, scale: float) -> None:
+        """Adds those of a block that begins at a place of the view. They add `scale` times as much to a score, at most,
+        as the block expects.
+        """
+        self._found.append((begin, block, row))
+        self.frequency, self.bound = self.frequency + row.frequency, max(self.bound, scale * row.bound)
+
+    @cached_property
+    def postings(self) -> tuple[Int64[np.ndarray, " F"] | None, UInt[np.ndarray, " F"]]:
+        """The places in their order, and the counts."""
+        found = [(begin, *block.postings(row)) for begin, block, row in self._found]
+        places = [np.add(each, begin, dtype=np.int64) for begin, each, _ in found if each is not None]
+        counts = [each for _, _, each in found]
+        if len(places) == len(found):
+            return np.concatenate(places), np.concatenate(counts)
+        if len(counts) == 1 and len(counts[0]) == self._num_passages:
+            return None, counts[0]
+        counts_P = np.zeros(self._num_passages, np.result_type(*counts))
+        for begin, some, each in found:
+            counts_P[slice(begin, begin + len(each)) if some is None else begin + some.astype(np.int64)] = each
+        return None, counts_P
+
+    def counts_at(self, places_C: Int64[np.ndarray, " C"]) -> np.ndarray:
+        """How often the term stands in each of some passages, which are in their order."""
+        bounds = [(begin, begin + block.num_passages) for begin, block, _ in self._found]
+        spans = np.searchsorted(places_C, bounds).tolist()
+        counts_C = np.zeros(len(places_C), np.uint32)
+        for (begin, block, row), (first, end) in zip(self._found, spans, strict=True):
+            if first < end:
+                counts_C[first:end] = block.counts_at(row, places_C[first:end] - begin)
+        return counts_C
 
 
 class _Word:
-    """The postings of a word in a block, of all its forms there."""
+    """The postings of a word in the blocks of a view, of all its forms there."""
 
-    def __init__(self, forms: list[TermPostings], scale: float) -> None:
+    def __init__(self, forms: list[_Term]) -> None:
         self._forms = forms
-        # A longer mean makes a passage count more, at most by as much as the mean is longer. Of several forms, the
-        # counts add up, and the bound of the sum is at most the sum of the bounds.
-        self.bound = min(1.0, scale * sum(form.bound for form in forms)) * (K1 + 1)
+        # Of several forms, the counts add up, and the bound of the sum is at most the sum of the bounds.
+        self.bound = min(1.0, sum(form.bound for form in forms)) * (K1 + 1)
+        self.entries = sum(form.frequency for form in forms)
 
     def frequency(self, live_P: Bool[np.ndarray, " P"] | None) -> int:
         """How many live passages have the word."""
         if live_P is None and len(self._forms) == 1:
             return self._forms[0].frequency
         places, counts = self.postings
-        if live_P is None:
-            return int(np.count_nonzero(counts))
-        return int(np.count_nonzero((counts != 0) & live_P if places is None else live_P[places]))
+        if places is None:
+            return int(np.count_nonzero(counts if live_P is None else (counts != 0) & live_P))
+        return len(places) if live_P is None else int(np.count_nonzero(live_P[places]))
 
     @cached_property
-    def postings(self) -> tuple[np.ndarray | None, np.ndarray]:
-        """The places with the word, and how often it stands there. None: a count for each passage."""
+    def postings(self) -> tuple[Int64[np.ndarray, " F"] | None, np.ndarray]:
+        """The places with the word in their order, and how often it stands there. None: a count for each passage."""
         if len(self._forms) == 1:
-            return self._forms[0][:2]
-        counts_P = sum((form.counts_P for form in self._forms[1:]), self._forms[0].counts_P)
-        places = np.flatnonzero(counts_P)
-        return places, counts_P[places]
+            return self._forms[0].postings
+        found = [form.postings for form in self._forms]
+        if any(places is None for places, _ in found):
+            num_passages = next(len(counts) for places, counts in found if places is None)
+            counts_P = np.zeros(num_passages, np.int64)
+            for places, counts in found:
+                counts_P[slice(None) if places is None else places] += counts
+            return None, counts_P
+        places, counts = (np.concatenate(each) for each in zip(*found, strict=True))
+        order = places.argsort(kind="stable")  # merges runs that are in order
+        places, counts = places[order], counts[order]
+        firsts = np.flatnonzero(np.diff(places, prepend=-1))
+        if len(firsts) < len(places):
+            places, counts = places[firsts], np.add.reduceat(counts, firsts, dtype=np.int64)
+        return places, counts
 
-    def counts_at(self, places_C: Int64[np.ndarray, " C"]) -> Int64[np.ndarray, " C"]:
-        """How often the word stands in each of some passages."""
+    def counts_at(self, places_C: Int64[np.ndarray, " C"]) -> np.ndarray:
+        """How often the word stands in each of some passages, which are in their order."""
         return sum((form.counts_at(places_C) for form in self._forms[1:]), self._forms[0].counts_at(places_C))
 
 
 class _View:
-    """A block, with the words of a question that it has. `first` is the number of its first passage."""
+    """Some blocks that follow each other, with the words of a question that they have. `first` is the number of their
+    first passage.
+    """
 
-    def __init__(self, block: Block, first: int, live_P: np.ndarray | None, wanted_P: np.ndarray | None) -> None:
-        self.block, self.first = block, first
-        self.live_P, self._wanted_P = live_P, wanted_P
-        self.words, self.mean = dict[int, _Word](), 1.0
+    def __init__(self, first: int) -> None:
+        self.first, self.num_passages = first, 0
+        self.words, self._mean = dict[int, _Word](), 1.0
+        self._blocks = list[tuple[Searched, Block]]()
 
-    def look_up(self, hashes_F: np.ndarray, words_F: list[int], mean: float) -> None:
-        """Finds the words: the form of each hash belongs to a word."""
-        self.mean = mean
-        forms = dict[int, list[TermPostings]]()
-        for word, row in zip(words_F, self.block.rows(hashes_F).tolist(), strict=True):
-            if row >= 0:
-                forms.setdefault(word, []).append(self.block.postings(row))
-        scale = max(1.0, mean / self.block.mean)
-        self.words = {word: _Word(each, scale) for word, each in forms.items()}
+    def add(self, part: Searched, block: Block) -> None:
+        """Adds the next block."""
+        self._blocks.append((part, block))
+        self.num_passages += block.num_passages
+
+    def look_up(self, hashes_F: UInt64[np.ndarray, " F"], words_F: list[int], mean: float) -> None:
+        """Finds the words: the form of each hash belongs to a word. Passages have `mean` terms on average."""
+        self._mean, begin = mean, 0
+        terms = defaultdict[int, _Term](partial(_Term, self.num_passages))
+        for _, block in self._blocks:
+            scale = max(1.0, mean / block.mean)  # a longer mean makes a passage count more, at most by so much
+            for row in block.look_up(hashes_F):
+                terms[row.term].add(begin, block, row, scale)
+            begin += block.num_passages
+        forms = defaultdict[int, list[_Term]](list)
+        for number, term in terms.items():
+            forms[words_F[number]].append(term)
+        self.words = {word: _Word(each) for word, each in forms.items()}
+
+    def frequencies(self) -> Iterator[tuple[int, int]]:
+        """Each word, and how many live passages have it."""
+        is_whole = all(part.live_P is None for part, _ in self._blocks)
+        live_P = None if is_whole else self._of_passages(Searched.is_live_P)
+        return ((number, word.frequency(live_P)) for number, word in self.words.items())
 
     def bound(self, weights_W: list[float]) -> float:
         """The highest score that its passages can have."""
         return sum(weights_W[number] * word.bound for number, word in self.words.items())
 
     def scores(self, places_C: Int64[np.ndarray, " C"], weights_W: list[float]) -> Float64[np.ndarray, " C"]:
-        """The scores of some passages: their parts are added up in the order of the words, as `bm25` does."""
-        scores_C, norms_C = np.zeros(len(places_C)), self.block.norms_P(self.mean)[places_C]
+        """The scores of some passages, which are in their order. Their parts are added up in the order of the words, as
+        `bm25` does.
+        """
+        lengths_C = self._of_passages(lambda part: part.postings.lengths_P)[places_C]
+        scores_C, norms_C = np.zeros(len(places_C)), norms_of(lengths_C, self._mean)
         for number in sorted(self.words):
             scores_C += _parts(weights_W[number], self.words[number].counts_at(places_C), norms_C)
         return scores_C
 
     def add_to(self, best: _Best, weights_W: list[float]) -> None:
-        """Adds those passages to the best ones that belong there."""
-        bounds = sorted((weights_W[number] * word.bound, number) for number, word in self.words.items())
-        rest, optional = 0.0, list[tuple[float, int]]()
-        while bounds and rest + bounds[0][0] < best.floor:  # a passage with these words alone is not among the best
-            optional.append(bounds.pop(0))
-            rest += optional[-1][0]
-        sums_P = self._sums(weights_W, [number for _, number in bounds])
-        for mask_P in (self.live_P, self._wanted_P):
-            if mask_P is not None:
-                sums_P *= mask_P
-        places_C = np.flatnonzero(sums_P >= max(best.floor - rest, 1e-300))
-        sums_C, norms_P = sums_P[places_C], self.block.norms_P(self.mean)
-        for bound, number in reversed(optional):
-            rest -= bound
-            sums_C += _parts(weights_W[number], self.words[number].counts_at(places_C), norms_P[places_C])
-            kept = sums_C + rest >= best.floor
-            places_C, sums_C = places_C[kept], sums_C[kept]
-        if len(places_C) > best.k:
-            least = np.partition(sums_C, -best.k)[-best.k] * SLACK
-            places_C = places_C[sums_C >= least]
-        best.add(self.first + places_C, self.scores(places_C, weights_W))
+        """Adds those passages to the best ones that may belong there.
 
-    def _sums(self, weights_W: list[float], numbers: list[int]) -> Float64[np.ndarray, " P"]:
-        """The parts of some words in the score of each passage, added up in any order."""
-        sums_P, norms_P = np.zeros(self.block.num_passages), self.block.norms_P(self.mean)
-        for number in numbers:
-            places, counts = self.words[number].postings
-            if places is None:
-                sums_P += _parts(weights_W[number], counts, norms_P)
+        Word by word, the weightiest first, the parts of a passage are added up. As soon as the words that are left
+        cannot make a passage one of the best, only those count that have something already.
+        """
+        bounded = ((weights_W[number] * word.bound, number) for number, word in self.words.items())
+        bounds = deque(sorted(bounded, reverse=True))
+        rest, wanted_P = self.bound(weights_W), self._wanted_P
+        sums_P = np.zeros(self.num_passages, np.float32)
+        while bounds and rest >= best.floor:
+            bound, number = bounds.popleft()
+            rest -= bound
+            rows = self._add_word(sums_P, number, weights_W)
+            if not best.is_full:
+                best.raise_floor(sums_P[rows] if wanted_P is None else sums_P[rows][wanted_P[rows]])
+        places_C = np.flatnonzero(sums_P >= max(best.floor - rest, 1e-30))
+        if wanted_P is not None:
+            places_C = places_C[wanted_P[places_C]]
+        for bound, number in bounds:
+            rest -= bound
+            if self.words[number].entries < QUICKER * len(places_C):
+                self._add_word(sums_P, number, weights_W)
             else:
-                sums_P[places] += _parts(weights_W[number], counts, norms_P[places])
-        return sums_P
+                counts_C = self.words[number].counts_at(places_C)
+                sums_P[places_C] += _parts(weights_W[number], counts_C, self._norms_P[places_C])
+            places_C = places_C[sums_P[places_C] >= best.floor - rest]
+            if not len(places_C):
+                return
+        best.add(self.first + places_C, sums_P[places_C])
+
+    def _add_word(
+        self, sums_P: Float32[np.ndarray, " P"], number: int, weights_W: list[float]
+    ) -> slice | Int64[np.ndarray, " F"]:
+        """Adds the parts of a word to the sums of all passages that have it. Returns where they are."""
+        places, counts = self.words[number].postings
+        if places is None:
+            sums_P += _parts(weights_W[number], counts, self._norms_P)
+            return slice(None)
+        np.add.at(sums_P, places, _parts(weights_W[number], counts, self._norms_P.take(places)))  # quicker than +=
+        return places
+
+    @cached_property
+    def _norms_P(self) -> Float32[np.ndarray, " P"]:
+        return self._of_passages(lambda part: part.postings.norms_P(self._mean))
+
+    @property
+    def _wanted_P(self) -> Bool[np.ndarray, " P"] | None:
+        if all(part.live_P is None and part.wanted_P is None for part, _ in self._blocks):
+            return None
+        return self._of_passages(Searched.is_live_P) & self._of_passages(Searched.is_wanted_P)
+
+    def _of_passages(self, of: Callable[[Searched], np.ndarray]) -> np.ndarray:
+        """What the parts say of the passages of the view."""
+        (part, first), (last_part, last) = self._blocks[0], self._blocks[-1]
+        if part is last_part:
+            return of(part)[first.first : last.first + last.num_passages]
+        return np.concatenate([of(part)[block.first :][: block.num_passages] for part, block in self._blocks])
 
 
 class _Best:
-    """The k best passages so far, best first. A passage with a score below `floor` is none of them."""
+    """The passages so far that may be among the k best, with sums that are nearly their scores. A passage with a score
+    below `floor` is none of the best.
+    """
 
     def __init__(self, k: int) -> None:
-        self.k, self.floor = k, 0.0
-        self.numbers, self.scores = np.zeros(0, np.int64), np.zeros(0)
+        self._k, self.floor = k, 0.0
+        self.numbers, self._sums = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
-    def add(self, numbers: Int64[np.ndarray, " C"], scores: Float64[np.ndarray, " C"]) -> None:
-        numbers, scores = np.concatenate([self.numbers, numbers]), np.concatenate([self.scores, scores])
-        order = np.lexsort((numbers, -scores))[: self.k]
-        self.numbers, self.scores = numbers[order], scores[order]
-        if len(order) == self.k:
-            self.floor = float(self.scores[-1]) * SLACK
+    @property
+    def is_full(self) -> bool:
+        """Whether there are k."""
+        return len(self.numbers) >= self._k
+
+    def add(self, numbers: Int64[np.ndarray, " C"], sums: Float32[np.ndarray, " C"]) -> None:
+        """Adds passages with their sums."""
+        numbers, sums = np.concatenate([self.numbers, numbers]), np.concatenate([self._sums, sums])
+        self.raise_floor(sums)
+        self.numbers, self._sums = numbers[sums >= self.floor], sums[sums >= self.floor]
+
+    def raise_floor(self, sums: Float32[np.ndarray, " C"]) -> None:
+        """Notes that there are different passages with these sums or higher ones."""
+        if len(sums) >= self._k:
+            self.floor = max(self.floor, float(np.partition(sums, -self._k)[-self._k]) * SLACK)
 
 
-def _views(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> tuple[list[_View], list[float]]:
-    """The blocks of all parts, and the weight of each word."""
+def _scores(
+    views: Sequence[_View], weights_W: list[float], numbers_C: Int64[np.ndarray, " C"]
+) -> Float64[np.ndarray, " C"]:
+    """The scores of some passages, by their numbers, which are in order."""
+    ends = np.searchsorted(numbers_C, [view.first + view.num_passages for view in views]).tolist()
+    spans = zip(views, pairwise([0, *ends]), strict=True)
+    parts = [view.scores(numbers_C[begin:end] - view.first, weights_W) for view, (begin, end) in spans if begin < end]
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _weighed(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> tuple[list[_View], list[float]]:
+    """All passages of the parts, in views, and the weight of each word."""
     views, first = list[_View](), 0
     for part in parts:
         for block in part.postings.blocks:
-            rows = slice(block.first, block.first + block.num_passages)
-            masks = [None if mask_P is None else mask_P[rows] for mask_P in (part.live_P, part.wanted_P)]
-            views.append(_View(block, first + block.first, *masks))
-        first += len(part.postings)
-    num_live, mean = _averages(views)
+            if not views or views[-1].num_passages + block.num_passages > VIEW_PASSAGES:
+                views.append(_View(first))
+            views[-1].add(part, block)
+            first += block.num_passages
+    sizes = [part.postings.size(part.live_P) for part in parts]
+    num_live, num_terms = (sum(each) for each in zip((0, 0), *sizes, strict=True))
     words_F = [number for number, forms in enumerate(words) for _ in forms]
     hashes_F = np.array([hash_of(form) for forms in words for form in forms], np.uint64)
     frequencies_W = [0] * len(words)
     for view in views:
-        with view.block.read():
-            view.look_up(hashes_F, words_F, mean)
-            for number, word in view.words.items():
-                frequencies_W[number] += word.frequency(view.live_P)
+        view.look_up(hashes_F, words_F, max(num_terms / max(num_live, 1), 1e-9))
+        for number, frequency in view.frequencies():
+            frequencies_W[number] += frequency
     return views, [_weight(num_live, frequency) for frequency in frequencies_W]
-
-
-def _averages(views: Sequence[_View]) -> tuple[int, float]:
-    """The number of live passages, and how many terms they have on average."""
-    num_live = num_terms = 0
-    for view in views:
-        if view.live_P is None:
-            num_live, num_terms = num_live + view.block.num_passages, num_terms + view.block.num_terms
-        else:
-            num_live += int(np.count_nonzero(view.live_P))
-            num_terms += int((view.block.lengths_P * view.live_P).sum())
-    return num_live, max(num_terms / max(num_live, 1), 1e-9)
 
 
 def _weight(num_live: int, having: int) -> float:
@@ -232,7 +349,8 @@ def _weight(num_live: int, having: int) -> float:
     return math.log1p((num_live - having + 0.5) / (having + 0.5))
 
 
-def _parts(weight: float, counts_P: np.ndarray, norms_P: Float64[np.ndarray, " P"]) -> Float64[np.ndarray, " P"]:
+def _parts(weight: float, counts_P: np.ndarray, norms_P: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
     """The parts of a word in the scores of passages."""
-    parts_P: np.ndarray = weight * counts_P.astype(np.float64) * (K1 + 1) / (counts_P + norms_P)
+    counts_P = counts_P.astype(norms_P.dtype)
+    parts_P: np.ndarray = weight * counts_P * (K1 + 1) / (counts_P + norms_P)
     return parts_P

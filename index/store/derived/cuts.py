@@ -26,7 +26,7 @@ from memlm.index.store.manifest import CUTS
 from memlm.index.store.segment import Segment
 
 FORMAT = "1"  # of the places, by which what is made of them is named
-TABLES = "2"  # the format of the tables
+TABLES = "3"  # the format of the tables
 LIMIT_TOKENS = PASSAGE_TOKENS
 PIECE_TOKENS, PIECES_AT_ONCE = 1 << 16, 4  # a fifth of a second
 DOCUMENTS_AT_ONCE = 256
@@ -43,7 +43,7 @@ class SegmentCuts(DerivedTables[range]):
         self._segment, self._decode_bytes = segment, decode_bytes
         self._cutter = Cutter(decode_bytes, LIMIT_TOKENS)
         # A generator of its own method would keep it, with the files of the segment, until a garbage collection.
-        self._new, self._num_headings = _cuts_of(segment, self._cutter), 0
+        self._new, self._num_cuts, self._num_headings = _cuts_of(segment, self._cutter), 0, 0
         self._last_headings: tuple[str, ...] | None = None
         self.form = f"cuts {FORMAT} {LIMIT_TOKENS}"  # for what is made of them
         pieces = range(-(-segment.record.entries // PIECE_TOKENS))
@@ -80,6 +80,16 @@ class SegmentCuts(DerivedTables[range]):
         if lost:
             raise Corrupt(self._damaged.format(f"headings {lost[0]} are not as they were written"))
         return [tuple(json.loads(found[number])) for number in numbers_n.tolist()]
+
+    def ends_before(self, passage: int) -> tuple[int, int]:
+        """How many line ends and form feeds stand before a passage in its document."""
+        statement = "select first, ends, checksum from ends where first <= ? order by first desc limit 1"
+        for first, ends, checksum in self._rows(statement, passage):
+            ends_P2 = np.frombuffer(ends, "<i4").reshape(-1, 2) if checksum == _checksum(first, ends) else ()
+            if passage - first < len(ends_P2):
+                lines, pages = ends_P2[passage - first].tolist()
+                return lines, pages
+        raise Corrupt(self._damaged.format(f"the lines before passage {passage} are not as they were written"))
 
     def texts(self, passages: Sequence[int]) -> list[str]:
         """The texts of some passages, with the space between them."""
@@ -131,23 +141,31 @@ class SegmentCuts(DerivedTables[range]):
             "create table cuts (piece integer primary key, stop integer, begins blob, skips blob, headings blob, "
             "checksum integer)"
         )
+        base.execute("create table ends (first integer primary key, ends blob, checksum integer)")
         base.execute("create table headings (number integer primary key, path text, checksum integer)")
 
     def _add(self, base: sqlite3.Connection, pieces: range) -> None:
         if pieces.start == 0:
             self._new, self._last_headings, self._num_headings = _cuts_of(self._segment, self._cutter), None, 0
-        is_last, stop, cuts = pieces.stop == len(self._pieces), pieces.stop * PIECE_TOKENS, list[tuple[int, int, int]]()
+            self._num_cuts = 0
+        is_last, stop = pieces.stop == len(self._pieces), pieces.stop * PIECE_TOKENS
+        cuts, ends = list[tuple[int, int, int]](), list[tuple[int, int]]()
         for cut in self._new:
             if cut.headings != self._last_headings:
                 self._last_headings, self._num_headings = cut.headings, self._num_headings + 1
                 heading = self._num_headings, json.dumps(cut.headings)
                 base.execute("insert into headings values (?, ?, ?)", (*heading, _checksum(*heading)))
             cuts.append((cut.row, cut.skip, self._num_headings))
+            ends.append((cut.line_ends, cut.page_ends))
             if cut.row >= stop and not is_last:
                 break
         columns = np.array(cuts, "<i8").reshape(-1, 3).T
         row = pieces.start, pieces.stop, *(column.tobytes() for column in columns)
         base.execute("insert into cuts values (?, ?, ?, ?, ?, ?)", (*row, _checksum(*row)))
+        if ends:
+            counts = self._num_cuts, np.array(ends, "<i4").tobytes()
+            base.execute("insert into ends values (?, ?, ?)", (*counts, _checksum(*counts)))
+            self._num_cuts += len(ends)
 
 
 def _checksum(*values: Any) -> int:

@@ -18,15 +18,14 @@ import mmap
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt64
+from jaxtyping import Bool, Float32, Float64, Int64, UInt, UInt16, UInt32, UInt64
 
 from memlm.errors import Corrupt
 
@@ -107,6 +106,8 @@ class Postings:
         body = json.loads(directory)
         self.identity, self._num_passages = str(body["identity"]), int(body["passages"])
         self.blocks = [Block(content, _Sizes(**each), path) for each in body["blocks"]]
+        self._size = np.zeros(0, bool), (0, 0)
+        self._norms = 0.0, np.zeros(0, np.float32)
 
     @classmethod
     def mapped(cls, file: BinaryIO, path: str) -> Postings:
@@ -116,44 +117,39 @@ class Postings:
     def __len__(self) -> int:
         return self._num_passages
 
-    def lengths_P(self) -> Int64[np.ndarray, " P"]:
+    @cached_property
+    def lengths_P(self) -> UInt32[np.ndarray, " P"]:
         """How many terms each passage has."""
-        return np.concatenate([np.zeros(0, np.int64), *(block.lengths_P for block in self.blocks)], dtype=np.int64)
+        return np.concatenate([np.zeros(0, "<u4"), *(block.lengths_P for block in self.blocks)])
 
-    def counts_P(self, forms: Iterable[str]) -> Int64[np.ndarray, " P"]:
-        """How often a word stands in each passage, in any of its forms."""
-        hashes_F = np.array([hash_of(form) for form in forms], np.uint64)
-        counts = [block.counts_P(hashes_F) for block in self.blocks]
-        return np.concatenate([np.zeros(0, np.int64), *counts])
+    def size(self, live_P: Bool[np.ndarray, " P"] | None) -> tuple[int, int]:
+        """How many passages are live, and how many terms these have. The last mask is remembered."""
+        if live_P is None:
+            return len(self), sum(block.num_terms for block in self.blocks)
+        known, size = self._size
+        if known is not live_P:
+            size = int(np.count_nonzero(live_P)), int(self.lengths_P[live_P].sum(dtype=np.int64))
+            self._size = live_P, size
+        return size
+
+    def norms_P(self, mean: float) -> Float32[np.ndarray, " P"]:
+        """The norm of each passage, which BM25 adds to a count, where passages have `mean` terms on average. The last
+        mean is remembered.
+        """
+        known, norms_P = self._norms
+        if known != mean:
+            norms_P = norms_of(self.lengths_P, mean).astype(np.float32)
+            self._norms = mean, norms_P
+        return norms_P
 
 
-class TermPostings(NamedTuple):
-    """The passages of a block with a term. Without `places`, there is a count for each passage of the block."""
+class TermRow(NamedTuple):
+    """A term in the table of a block."""
 
-    places: np.ndarray | None
-    counts: np.ndarray
+    term: int  # its number among those that were looked up
     frequency: int  # passages with the term
+    begin: int
     bound: float  # of a count over a count and a norm, where the mean length is that of the block
-    num_passages: int
-
-    @property
-    def counts_P(self) -> Int64[np.ndarray, " P"]:
-        """How often the term stands in each passage of the block."""
-        if self.places is None:
-            return self.counts.astype(np.int64)
-        counts_P = np.zeros(self.num_passages, np.int64)
-        counts_P[self.places] = self.counts
-        return counts_P
-
-    def counts_at(self, places_C: Int64[np.ndarray, " C"]) -> Int64[np.ndarray, " C"]:
-        """How often the term stands in each of some passages."""
-        if self.places is None:
-            return self.counts[places_C].astype(np.int64)
-        if 4 * len(places_C) > len(self.places):
-            return self.counts_P[places_C]
-        near_C = np.searchsorted(self.places, places_C.astype(self.places.dtype))
-        near_C[near_C == len(self.places)] = 0
-        return np.where(self.places[near_C] == places_C, self.counts[near_C], 0).astype(np.int64)
 
 
 class Block:
@@ -162,15 +158,6 @@ class Block:
     def __init__(self, content: bytes | mmap.mmap, sizes: _Sizes, path: str) -> None:
         self._content, self._sizes, self._path = content, sizes, path
         self.first, self.num_passages, self.num_terms = sizes.first, sizes.passages, sizes.num_terms
-        self._norms = 0.0, np.zeros(0)
-
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Turns the errors of damaged arrays into Corrupt."""
-        try:
-            yield
-        except (IndexError, ValueError) as error:
-            raise Corrupt(f"{self._path} is damaged ({error}); remove it, and the next search makes it anew") from error
 
     @property
     def mean(self) -> float:
@@ -178,51 +165,68 @@ class Block:
         return max(self.num_terms / self.num_passages, 1e-9)
 
     @property
-    def lengths_P(self) -> Int64[np.ndarray, " P"]:
+    def lengths_P(self) -> UInt32[np.ndarray, " P"]:
         """How many terms each passage has."""
-        return self._arrays[4].astype(np.int64)
+        return self._arrays[4]
 
-    def counts_P(self, hashes_T: UInt64[np.ndarray, " T"]) -> Int64[np.ndarray, " P"]:
-        """How often any of some terms stands in each passage."""
-        rows = [row for row in self.rows(hashes_T).tolist() if row >= 0]
-        return sum((self.postings(row).counts_P for row in rows), np.zeros(self.num_passages, np.int64))
-
-    def rows(self, hashes_T: UInt64[np.ndarray, " T"]) -> Int64[np.ndarray, " T"]:
-        """The row of each term in the block's table, -1 for one that it has not."""
-        hashes = self._arrays[0]
+    def look_up(self, hashes_T: UInt64[np.ndarray, " T"]) -> list[TermRow]:
+        """The rows of those of some terms that the block has. Raises Corrupt for damaged ones."""
+        hashes, *columns = self._arrays[:4]
+        if not len(hashes):
+            return []
         rows_T = np.minimum(np.searchsorted(hashes, hashes_T), len(hashes) - 1)
-        return np.where(hashes[rows_T] == hashes_T, rows_T, -1) if len(hashes) else np.full(len(hashes_T), -1)
+        found_F = np.flatnonzero(hashes[rows_T] == hashes_T)
+        rows_F = rows_T[found_F]
+        rows = list(map(TermRow, found_F.tolist(), *(column[rows_F].tolist() for column in columns)))
+        if any(row.frequency > self.num_passages for row in rows):
+            raise self._damaged(f"a term has more passages than the block of passage {self.first}")
+        return rows
 
-    def postings(self, row: int) -> TermPostings:
-        """The postings of the term of a row."""
-        _, frequencies, begins, bounds, _, places, counts, dense = self._arrays
-        frequency, begin = int(frequencies[row]), int(begins[row])
-        if frequency >= _dense_from(self.num_passages, self._sizes.count_bytes):
-            end = (begin + 1) * self.num_passages
-            return self._checked(None, dense[begin * self.num_passages : end], frequency, float(bounds[row]))
-        end = begin + frequency
-        return self._checked(places[begin:end], counts[begin:end], frequency, float(bounds[row]))
+    def postings(self, row: TermRow) -> tuple[UInt16[np.ndarray, " F"] | None, UInt[np.ndarray, " F"]]:
+        """The places of the passages with a term, and how often it stands in each. Without places, there is a count for
+        each passage of the block. Raises Corrupt for damaged ones.
+        """
+        _, _, _, _, _, places, counts, dense = self._arrays
+        if row.frequency >= _dense_from(self.num_passages, self._sizes.count_bytes):
+            counts_P = dense[row.begin * self.num_passages : (row.begin + 1) * self.num_passages]
+            if len(counts_P) == self.num_passages:
+                return None, counts_P
+        else:
+            rows = slice(row.begin, row.begin + row.frequency)
+            places_F, counts_F = places[rows], counts[rows]
+            are_within = self.num_passages > 0xFFFF or int(places_F.max(initial=0)) < self.num_passages
+            if len(places_F) == row.frequency and are_within:
+                return places_F, counts_F
+        raise self._damaged(f"a term's postings are not as many as it has, in the block of passage {self.first}")
 
-    def norms_P(self, mean: float) -> Float64[np.ndarray, " P"]:
-        """The norm of each passage, which BM25 adds to a count, where passages have `mean` terms on average."""
-        known, norms_P = self._norms
-        if known != mean:
-            norms_P = K1 * (1 - B + B * self.lengths_P / mean)
-            self._norms = mean, norms_P
-        return norms_P
-
-    def _checked(self, places: np.ndarray | None, counts: np.ndarray, frequency: int, bound: float) -> TermPostings:
-        if frequency > self.num_passages or len(counts) != (self.num_passages if places is None else frequency):
-            raise ValueError(f"a term's postings are not as many as it has, in the block of passage {self.first}")
-        return TermPostings(places, counts, frequency, bound, self.num_passages)
+    def counts_at(self, row: TermRow, places_C: Int64[np.ndarray, " C"]) -> UInt[np.ndarray, " C"]:
+        """How often a term stands in each of some passages, by their places in the block."""
+        places, counts = self.postings(row)
+        if places is None:
+            return counts[places_C]
+        near_C = np.searchsorted(places, places_C.astype(np.uint16))
+        near_C[near_C == len(places)] = 0
+        return np.where(places[near_C] == places_C, counts[near_C], 0)
 
     @cached_property
     def _arrays(self) -> list[np.ndarray]:
         arrays, offset = list[np.ndarray](), self._sizes.offset
-        for dtype, size in self._sizes.sections():
-            arrays.append(np.frombuffer(self._content, dtype, size, offset))
-            offset += _padded(arrays[-1].nbytes)
+        try:
+            for dtype, size in self._sizes.sections():
+                arrays.append(np.frombuffer(self._content, dtype, size, offset))
+                offset += _padded(arrays[-1].nbytes)
+        except ValueError as error:
+            raise self._damaged(error) from error
         return arrays
+
+    def _damaged(self, reason: object) -> Corrupt:
+        return Corrupt(f"{self._path} is damaged ({reason}); remove it, and the next search makes it anew")
+
+
+def norms_of(lengths_P: UInt32[np.ndarray, " P"], mean: float) -> Float64[np.ndarray, " P"]:
+    """What BM25 adds to the counts of passages, by their lengths in terms."""
+    norms_P: np.ndarray = K1 * (1 - B + B * lengths_P.astype(np.int64) / mean)
+    return norms_P
 
 
 @dataclass(frozen=True, slots=True)

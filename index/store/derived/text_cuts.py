@@ -35,12 +35,15 @@ _LINES, _WORDS = re.compile(rb"[\n\f]+"), re.compile(rb"\s+")
 class Cut(NamedTuple):
     """Where a passage begins: in a token of its document, whose first `skip` bytes are of the passage before.
 
-    `headings` are those above its text and those with which it begins, the highest first.
+    `headings` are those above its text and those with which it begins, the highest first. `line_ends` and `page_ends`
+    (form feeds) stand before it in its document.
     """
 
     row: int
     skip: int
     headings: tuple[str, ...]
+    line_ends: int
+    page_ends: int
 
 
 class TokenLengths:
@@ -73,7 +76,7 @@ class Cutter:
         """Yields where the passages of a document begin, in order, the first one at its first token. A document
         without tokens has none. Any integers will do as tokens, also of a mapped file.
         """
-        place: _Place | None = _Place(0, 0, (), b"") if len(tokens_T) else None
+        place: _Place | None = _Place(0, 0, (), b"", 0, 0) if len(tokens_T) else None
         while place is not None:
             place = yield from self._window(tokens_T, place, markdown=markdown).cuts()
 
@@ -88,12 +91,14 @@ class Cutter:
 
 
 class _Place(NamedTuple):
-    """Where the next passage begins, and the headings and the fence of code that are open there."""
+    """Where the next passage begins, the headings and the fence of code that are open there, and the ends before it."""
 
     row: int
     skip: int
     path: Path
     fence: bytes
+    line_ends: int
+    page_ends: int
 
 
 class _Window:
@@ -121,16 +126,19 @@ class _Window:
     def cuts(self) -> Generator[Cut, None, _Place | None]:
         """Yields where passages begin. Returns where the next window goes on, None at the end of the document."""
         begin, row, skip, block = self._begin, self._place.row - self._first_row, self._place.skip, 0
+        lines, pages = self._place.line_ends, self._place.page_ends
         while row <= self._last_row:
             end, block = self._end(begin, row, block)
-            yield Cut(self._first_row + row, skip, tuple(title for _, title in self._path))
+            yield Cut(self._first_row + row, skip, tuple(title for _, title in self._path), lines, pages)
+            lines += self._content.count(b"\n", begin, end)
+            pages += self._content.count(b"\f", begin, end)
             begin, row = end, int(np.searchsorted(self._bounds_T[1:], end, side="right"))
             if end >= len(self._content):
                 return None
             skip = begin - self._start_of(row)
         is_inside = begin > self._starts[block] and self._blocks.levels[block] == CODE
         fence = self._blocks.fences[self._starts[block]] if is_inside else b""
-        return _Place(self._first_row + row, skip, self._path, fence)
+        return _Place(self._first_row + row, skip, self._path, fence, lines, pages)
 
     def _end(self, begin: int, row: int, block: int) -> tuple[int, int]:
         """Where a passage ends, and the block that follows or goes on there. Goes below the headings of the passage."""
