@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.handles import Operation
 from memlm.api.operations import JobState, SyncOutcome
 from memlm.base.progress import COMPARING
-from memlm.client import Client
+from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
 from memlm.data.synced_folder import SyncedFolder, hash_of
 from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, PermissionDenied
@@ -450,6 +452,58 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
         with pytest.raises(PermissionDenied, match="may not call DeleteDocuments"):
             eve.datastores.sync("docs", other, name="manual", check="none")
         eve.datastores.add("docs", [NewDocument("e", "a text")], check="none").result(PATIENCE_S)
+
+
+class Handshake:
+    """Lets a thread that reads wait until the loop, which another task runs in, has done something."""
+
+    def __init__(self) -> None:
+        self.count, self._loop = 0, asyncio.get_running_loop()
+
+    def wait(self) -> None:
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(done.set)
+        assert done.wait(10), "the loop stands still"
+        self.count += 1
+
+
+class WaitingCorpus(Corpus):
+    """Lists no file before the loop has gone on."""
+
+    handshake: Handshake
+
+    def found(self, *arguments: Callable[[Path, OSError], None]) -> list[tuple[str, Path]]:
+        WaitingCorpus.handshake.wait()
+        return super().found(*arguments)
+
+
+async def test_the_loop_goes_on_while_an_awaited_upload_reads(ground: Ground) -> None:
+    handshake = WaitingCorpus.handshake = Handshake()
+
+    def documents() -> Iterator[NewDocument]:
+        for number in range(3):
+            handshake.wait()
+            yield NewDocument(f"awaited-{number}", "a text")
+
+    def broken() -> Iterator[NewDocument]:
+        yield from documents()
+        raise RuntimeError("the documents end here")
+
+    async with AsyncClient(ground.server.address) as client:
+        job = await client.datastores.add("docs", documents(), check="none")
+        await job.result(PATIENCE_S)
+        assert handshake.count == 3
+        with pytest.raises(RuntimeError, match="the documents end here"):
+            await client.datastores.add("docs", broken(), check="none")
+        read = Corpus([ground.docs], on_document=lambda file, document: handshake.wait())
+        for corpus, most in ((read, 3), (WaitingCorpus([ground.docs]), 2)):
+            handshake.count = 0
+            await (await client.datastores.sync("docs", corpus, check="none")).result(PATIENCE_S)
+            assert handshake.count >= most
+        with pytest.raises(NotFound):
+            await client.datastores.sync("nowhere", read, check="none")
+    assert ground.ids() == {"a.txt", "b.txt", "c.html", *(f"awaited-{number}" for number in range(3))}
+    wait_until(lambda: not any(thread.name.startswith("upload") for thread in threading.enumerate()))
 
 
 def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Ground, tmp_path: Path) -> None:
