@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +13,17 @@ from texts import make_text
 
 from memlm.data.corpus import Corpus, Document
 from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, hash_of, signature_of, way_of
-from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
+from memlm.errors import AlreadyExists, Corrupt, Incompatible, InvalidInput, NotFound
+from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
+from memlm.index.store.journal import Journal
+from memlm.index.store.manifest import JOURNAL
+from memlm.index.store.segment_writer import SegmentWriter
 from memlm.indexing import build as build_module
 from memlm.indexing import sync as sync_module
-from memlm.indexing.build import build_index
-from memlm.indexing.sync import SYNCED, SyncPlan, plan_sync, sync_index
+from memlm.indexing.build import add_to_index, build_index
+from memlm.indexing.sync import SyncPlan, plan_sync, sync_index
+from memlm.indexing.synced import SYNCED
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 
@@ -380,6 +388,157 @@ def test_files_that_come_after_the_listing_wait_for_the_next_one(docs):
     assert folder.files()["late.txt"] == f"{hash_of('.')}/{hash_of('late.txt')}"  # it was read before it went away
 
 
+def put(checkpoint: Checkpoint, store: Path, *documents: Document) -> None:
+    """What somebody else does."""
+    add_to_index(checkpoint, documents, store, replace=True, keys="none", check="none")
+
+
+@pytest.mark.parametrize("change", [{"text": "another's"}, {"title": "Another's"}, {"metadata": {"by": "another"}}])
+def test_a_document_that_others_have_put_in_its_place_is_kept(checkpoint, docs, tmp_path, change):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    a, b, c = Corpus([docs])
+    others = [replace(each, **change) for each in (a, b)]
+    put(checkpoint, store, *others)
+    (docs / "a.txt").unlink()
+    expected = SyncPlan(kept=("b.txt", "a.txt"), unchanged=("c.html",))
+    assert plan_sync(checkpoint.tokenizer, Corpus([docs]), store) == expected
+    assert synced(checkpoint, store, docs) == expected
+    (docs / "b.txt").write_text("the file has changed")
+    assert synced(checkpoint, store, docs) == SyncPlan(kept=("b.txt",), unchanged=("c.html",))  # a is others' by now
+    assert texts_in(checkpoint, store) == {each.id: each.text for each in (*others, c)}
+    assert sync_index(checkpoint, Corpus([docs]), store, replace=True, check="none").plan.replaced == ("b.txt",)
+    (docs / "b.txt").unlink()
+    assert synced(checkpoint, store, docs).deleted == ("b.txt",)
+    assert set(texts_in(checkpoint, store)) == {"a.txt", "c.html"}
+
+
+def test_a_document_that_others_put_there_since_the_plan_is_kept(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    for name in ("a.txt", "b.txt"):
+        (docs / name).unlink()
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs]), store)
+    put(checkpoint, store, Document("a.txt", "another's"))
+    done = sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan).plan
+    assert (plan.deleted, done.deleted, done.kept) == (("a.txt", "b.txt"), ("b.txt",), ("a.txt",))
+    assert set(texts_in(checkpoint, store)) == {"a.txt", "c.html"}
+
+
+def test_a_document_that_others_have_put_as_it_is_in_the_file_is_the_folders(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    (docs / "a.txt").write_text("changed twice, once")
+    put(checkpoint, store, next(iter(Corpus([docs]))))
+    assert synced(checkpoint, store, docs).unchanged == ("a.txt", "b.txt", "c.html")
+    (docs / "a.txt").write_text("changed twice, twice")
+    assert synced(checkpoint, store, docs).replaced == ("a.txt",)
+
+
+def test_what_another_folder_brought_counts_as_long_as_it_is_there(checkpoint, docs, tmp_path):
+    store, other, third = tmp_path / "store", tmp_path / "other", tmp_path / "third"
+    shutil.copytree(docs, other)
+    synced(checkpoint, store, docs)
+    synced(checkpoint, store, other)
+    (other / "a.txt").write_text("the other's")
+    assert synced(checkpoint, store, other).replaced == ("a.txt",)  # it brought what is there
+    assert synced(checkpoint, store, docs).kept == ("a.txt",)  # and nothing is turned back
+    put(checkpoint, store, Document("a.txt", "nobody's"))
+    third.mkdir()
+    (third / "a.txt").write_text("the third's")
+    assert synced(checkpoint, store, third).replaced == ("a.txt",)
+    (docs / "b.txt").unlink()
+    (docs / "a.txt").unlink()
+    plan = synced(checkpoint, store, docs)
+    assert (plan.deleted, set(plan.kept)) == ((), {"a.txt", "b.txt"})
+
+
+def test_a_memory_without_contents_takes_its_documents_as_the_folders(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    ways = {hash_of(id_): way for id_, way in plan_sync(checkpoint.tokenizer, Corpus([docs]), store).files.items()}
+    old = {"version": 3, "synced": {SyncedFolder(Corpus([docs])).origin: ways}}
+    (store / SYNCED).write_text(json.dumps(old))
+    put(checkpoint, store, Document("a.txt", "another's"))
+    (docs / "b.txt").unlink()
+    plan = synced(checkpoint, store, docs)
+    assert (plan.replaced, plan.deleted) == (("a.txt",), ("b.txt",))
+    put(checkpoint, store, Document("a.txt", "another's"))
+    assert synced(checkpoint, store, docs).kept == ("a.txt",)
+
+
+@contextmanager
+def killed_at(place: object, name: str) -> Iterator[None]:
+    """A call that ends where something is called."""
+
+    def kill(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, name, kill)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def test_a_changed_document_is_the_folders_after_a_kill_behind_its_commit(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    for number in range(2):
+        (docs / "a.txt").write_text(f"version {number}")
+        with killed_at(sync_module, "note_brought"):
+            synced(checkpoint, store, docs)
+    (docs / "a.txt").write_text("the last version")
+    assert synced(checkpoint, store, docs).replaced == ("a.txt",)
+    put(checkpoint, store, Document("a.txt", "version 0"))
+    assert synced(checkpoint, store, docs).kept == ("a.txt",)  # by now only the last one is
+
+
+def test_documents_that_go_away_while_they_are_brought_are_still_the_folders(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    for name in ("a.txt", "b.txt"):
+        (docs / name).write_text("another text")
+    plan = plan_sync(checkpoint.tokenizer, Corpus([docs]), store)
+    (docs / "a.txt").unlink()
+    sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan)
+    assert synced(checkpoint, store, docs).deleted == ("a.txt",)
+
+
+@pytest.mark.parametrize("is_build", [True, False])
+def test_an_interrupted_call_begins_anew_where_the_folder_has_changed(checkpoint, docs, tmp_path, is_build):
+    store = tmp_path / "store"
+    if not is_build:
+        synced(checkpoint, store, docs)
+        for name in ("a.txt", "b.txt", "d.txt"):
+            (docs / name).write_text(f"a longer text of {name}")
+    for change in ("another text", "a"):
+        with killed_at(SegmentWriter, "finish"):  # all was synced by then
+            synced(checkpoint, store, docs)
+        assert Journal.decode(store / JOURNAL).entries
+        (docs / "a.txt").write_text(change)
+    synced(checkpoint, store, docs)
+    assert texts_in(checkpoint, store) == {document.id: document.text for document in Corpus([docs])}
+    assert not (store / JOURNAL).exists()
+
+
+def test_what_an_interrupted_call_left_hinders_nobody(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    with killed_at(SegmentWriter, "finish"):
+        synced(checkpoint, store, docs)
+    build_index(checkpoint, docs / "a.txt", store, keys="none", check="none")
+    for change in (lambda: put(checkpoint, store, Document("x", "another's")), lambda: compact(store)):
+        with killed_at(SegmentWriter, "finish"):
+            synced(checkpoint, store, docs)
+        change()
+    with killed_at(SegmentWriter, "finish"):
+        put(checkpoint, store, Document("y", "another's"))
+    with pytest.raises(Incompatible, match="run the same `memlm index add` again"):
+        synced(checkpoint, store, docs)  # whose documents it does not have
+    put(checkpoint, store, Document("y", "another's"))
+    synced(checkpoint, store, docs)
+    assert set(texts_in(checkpoint, store)) == {"a.txt", "b.txt", "c.html", "x", "y"}
+
+
 def test_titles_and_metadata_count_too(checkpoint, tmp_path):
     store, file = tmp_path / "store", tmp_path / "c.jsonl"
     for title, year in (("A", 1), ("B", 1), ("B", 2)):
@@ -432,6 +591,41 @@ def test_the_memory_of_the_folder_has_no_names(checkpoint, docs, tmp_path):
     content = (store / SYNCED).read_text()
     assert not any(word in content for word in ("a.txt", "html", "docs"))
     (store / SYNCED).write_text("{")
+    with pytest.raises(Corrupt, match="remove it"):
+        synced(checkpoint, store, docs)
+
+
+def test_the_memory_takes_some_bytes_for_each_document_that_is_there(checkpoint, docs, tmp_path):
+    store, deep = tmp_path / "store", docs.joinpath(*["folder"] * 12)
+    deep.mkdir(parents=True)
+    for number in range(200):
+        (deep / f"{number}.txt").write_text(f"text {number}")
+    copy = Path(shutil.copytree(docs, tmp_path / "copy"))
+    synced(checkpoint, store, docs)
+    assert (store / SYNCED).stat().st_size < 203 * 28 * 4 / 3 + 500
+    with Datastore.open(store) as datastore:
+        datastore.delete([document.id for document in datastore.snapshot.documents()])
+    for folder in (docs, copy):
+        shutil.rmtree(folder / "folder")
+    synced(checkpoint, store, copy)
+    assert list(json.loads((store / SYNCED).read_text())["synced"]) == [SyncedFolder(Corpus([copy])).origin]
+    assert (store / SYNCED).stat().st_size < 500
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda rows: rows["documents"][:-1], lambda rows: rows["documents"][:-8], lambda rows: 7,
+        lambda rows: rows["documents"].swapcase()[::-1],
+    ],
+)  # fmt: skip
+def test_a_damaged_memory_is_named(checkpoint, docs, tmp_path, damage):
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    memory = json.loads((store / SYNCED).read_text())
+    for rows in memory["synced"].values():
+        rows["documents"] = damage(rows)
+    (store / SYNCED).write_text(json.dumps(memory))
     with pytest.raises(Corrupt, match="remove it"):
         synced(checkpoint, store, docs)
 

@@ -31,7 +31,8 @@ from memlm.data.synced_folder import SyncedFolder, hash_of
 from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, PermissionDenied
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
-from memlm.indexing.sync import SYNCED, sync_index
+from memlm.indexing.sync import sync_index
+from memlm.indexing.synced import SYNCED
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.server.jobs.uploads import Upload
