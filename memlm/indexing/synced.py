@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from memlm.base.files import write_atomic
-from memlm.data.synced_folder import HASH_DIGITS, hash_of
+from memlm.data.synced_folder import hash_of
 from memlm.errors import Corrupt
 from memlm.index.store.lock import commit_lock
 
@@ -129,7 +129,7 @@ def note_brought(
     """
     contents = {**notes.contents, **contents}
     new = {hash_of(id_): (Row.of(contents[id_], way),) for id_, way in files.items() if id_ in contents}
-    held = {hash_of(id_) for id_ in (*notes.held, *files)} - new.keys()
+    held = {hash_of(id_) for id_ in (*notes.held, *(files.keys() - contents.keys()))}
 
     def change(synced: dict[str, Rows]) -> dict[str, Rows]:
         before = synced.pop(origin, {})
@@ -137,7 +137,7 @@ def note_brought(
             synced[other] = _without(synced.get(other, {}), lambda hash_, rows, dead=dead: dead.get(hash_) == rows)
         if takes:
             synced = {other: _without(rows, lambda hash_, _: hash_ in new) for other, rows in synced.items()}
-        stay = {hash_: rows for hash_, rows in before.items() if hash_ in held}
+        stay = {hash_: before[hash_] for hash_ in held & before.keys()}
         return {**synced, origin: {**stay, **new}}
 
     _update(store, change)
@@ -172,9 +172,9 @@ def _encode_rows(rows: Rows) -> dict[str, str]:
         return places[folder]
 
     table = [
-        (int(hash_, 16), row.content, int(row.file, 16), place_of(row.folder))
+        (int(hash_, 16), content, int(file, 16), places.get(folder) or place_of(folder))
         for hash_, each in rows.items()
-        for row in each
+        for content, folder, file in each
     ]
     return {"documents": _packed(table, _ROW), "folders": _packed(folders, _FOLDER)}
 
@@ -194,13 +194,13 @@ def _decode_rows(packed: Mapping[str, str]) -> Rows:
         ways.append(f"{ways[above]}/{_hex(hash_)}".lstrip("/"))
     rows: Rows = {}
     for id_, content, file, folder in _unpacked(packed["documents"], _ROW):
-        row = Row(content, ways[folder], _hex(file))
-        rows[_hex(id_)] = (*rows.get(_hex(id_), ()), row)
+        hash_ = _hex(id_)
+        rows[hash_] = (*rows.get(hash_, ()), Row(content, ways[folder], _hex(file)))
     return rows
 
 
 def _hex(hash_: int) -> str:
-    return f"{hash_:0{HASH_DIGITS}x}"
+    return f"{hash_:016x}"
 
 
 def _read(store: Path) -> dict[str, Rows]:

@@ -553,6 +553,33 @@ def test_what_is_deleted_during_a_replacement_does_not_come_back(ground: Ground,
     assert ground.sync().added == ("d.txt",)
 
 
+def test_what_is_deleted_while_a_replacement_goes_into_service_does_not_come_back(ground: Ground) -> None:
+    """The replacement has looked for deletions by then, and the old datastore takes another one."""
+    corpus = shutil.copytree(ground.docs, ground.halts.parent / "late", dirs_exist_ok=True)
+    ground.sync()
+    build, pid = ground.halt(
+        lambda: ground.client.datastores.build("docs", str(large(corpus)), replace=True, keys="none", check="none")
+    )
+    (ground.docs / "a.txt").unlink()
+    assert ground.sync().deleted == ("a.txt",)
+    ground.halts.write_text("delete")  # where a.txt goes from the replacement
+    os.kill(pid, signal.SIGCONT)
+    stopped = list[int]()
+    wait_until(
+        lambda: stopped.extend(each for each in set(ground.server.job_pids) - {pid} if is_stopped(each)) or stopped
+    )
+    ground.halts.unlink()
+    (ground.docs / "b.txt").unlink()
+    job = ground.client.datastores.sync("docs", ground.docs, check="none")
+    wait_until(lambda: content(ground.store).keys() == {OWN, "c.html"})
+    assert job.progress().state == JobState.RUNNING  # until b.txt is in no answer
+    os.kill(stopped[0], signal.SIGCONT)
+    assert job.result(PATIENCE_S).sync.deleted == ("b.txt",)
+    build.result(PATIENCE_S)
+    assert ground.ids() == {"c.html", *(f"large-{n}" for n in range(12))}
+    assert ground.sync() == SyncOutcome(num_unchanged=1)
+
+
 @pytest.mark.parametrize("then", ["sync first", "build first", "cancelled"])
 def test_what_was_deleted_before_a_kill_comes_back_in_no_replacement(
     tmp_path: Path, model_folder: Path, corpus_folder: Path, then: str
