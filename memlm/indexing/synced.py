@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -59,7 +59,7 @@ Rows: TypeAlias = dict[str, tuple[Row, ...]]
 def content_of(title: str, metadata: Mapping[str, Any], values_N: np.ndarray) -> int:
     """The hash of a document as it is stored: title, metadata and tokens."""
     digest = blake2b(json.dumps([title, dict(metadata)], sort_keys=True).encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(values_N, "<u4"))
+    digest.update(values_N.astype("<u4").tobytes())
     return int.from_bytes(digest.digest(), "little") or ANY + 1
 
 
@@ -98,7 +98,7 @@ class Memory:
         hash_ = hash_of(id_)
         return [row for rows in self.others.values() for row in rows.get(hash_, ()) if row.has(content)]
 
-    def dead(self, live: set[str]) -> dict[str, Rows]:
+    def dead(self, live: Container[str]) -> dict[str, Rows]:
         """The rows of other origins, without those of live documents, which are given by the hashes of their ids."""
         dead = {
             origin: {hash_: each for hash_, each in rows.items() if hash_ not in live}
@@ -134,17 +134,15 @@ def note_brought(
     def change(synced: dict[str, Rows]) -> dict[str, Rows]:
         before = synced.pop(origin, {})
         for other, dead in notes.dead.items():
-            synced[other] = _without(synced.get(other, {}), lambda hash_, rows, dead=dead: dead.get(hash_) == rows)
+            rows = synced.get(other, {})
+            synced[other] = {hash_: each for hash_, each in rows.items() if dead.get(hash_) != each}
         if takes:
-            synced = {other: _without(rows, lambda hash_, _: hash_ in new) for other, rows in synced.items()}
+            for other, rows in synced.items():
+                synced[other] = {hash_: each for hash_, each in rows.items() if hash_ not in new}
         stay = {hash_: before[hash_] for hash_ in held & before.keys()}
         return {**synced, origin: {**stay, **new}}
 
     _update(store, change)
-
-
-def _without(rows: Rows, goes: Callable[[str, tuple[Row, ...]], bool]) -> Rows:
-    return {hash_: each for hash_, each in rows.items() if not goes(hash_, each)}
 
 
 def _update(store: Path, change: Callable[[dict[str, Rows]], dict[str, Rows]]) -> None:
@@ -190,8 +188,8 @@ def _unpacked(text: str, dtype: np.dtype[Any]) -> list[tuple[int, ...]]:
 
 def _decode_rows(packed: Mapping[str, str]) -> Rows:
     ways = [""]
-    for hash_, above in _unpacked(packed["folders"], _FOLDER):
-        ways.append(f"{ways[above]}/{_hex(hash_)}".lstrip("/"))
+    for folder, above in _unpacked(packed["folders"], _FOLDER):
+        ways.append(f"{ways[above]}/{_hex(folder)}".lstrip("/"))
     rows: Rows = {}
     for id_, content, file, folder in _unpacked(packed["documents"], _ROW):
         hash_ = _hex(id_)
