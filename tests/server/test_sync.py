@@ -213,6 +213,18 @@ def test_documents_of_others_stay(ground: Ground, tmp_path: Path) -> None:
     assert ground.ids() == {"a.txt", "c.html", "x.txt", "mine"}
 
 
+def test_a_document_that_others_have_put_in_its_place_stays(ground: Ground) -> None:
+    ground.sync()
+    put = [NewDocument("a.txt", "another's"), NewDocument("b.txt", "another's")]
+    ground.client.datastores.add("docs", put, replace=True, check="none").result(PATIENCE_S)
+    (ground.docs / "a.txt").unlink()
+    assert ground.sync() == SyncOutcome(num_kept=2, num_unchanged=1, kept=("b.txt", "a.txt"))
+    assert ground.sync(replace=True).replaced == ("b.txt",)
+    (ground.docs / "b.txt").unlink()
+    assert ground.sync().deleted == ("b.txt",)
+    assert ground.ids() == {"a.txt", "c.html"}
+
+
 def test_a_folder_that_has_a_name_may_lie_anywhere(ground: Ground, tmp_path: Path) -> None:
     for place in ("one", "two"):
         shutil.copytree(ground.docs, tmp_path / place / "docs")
