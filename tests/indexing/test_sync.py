@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -411,6 +412,74 @@ def test_a_document_that_others_have_put_in_its_place_is_kept(checkpoint, docs, 
     (docs / "b.txt").unlink()
     assert synced(checkpoint, store, docs).deleted == ("b.txt",)
     assert set(texts_in(checkpoint, store)) == {"a.txt", "c.html"}
+
+
+class Twin:
+    """What two folders and a datastore have by the rules alone, with whole texts in place of hashes."""
+
+    def __init__(self) -> None:
+        self.store = dict[str, str]()
+        self.folders: dict[str, dict[str, str]] = {"one": {}, "two": {}}
+        self.brought: dict[str, dict[str, str]] = {"one": {}, "two": {}}
+
+    def sync(self, name: str) -> SyncPlan | None:
+        """None where a document of the other folder would be replaced."""
+        files, own = self.folders[name], self.brought[name]
+        other = self.brought["two" if name == "one" else "one"]
+        kinds: dict[str, list[str]] = {kind: [] for kind in ("added", "replaced", "deleted", "kept", "unchanged")}
+        for id_, text in sorted(files.items()):
+            there = self.store.get(id_)
+            if there in (None, text):
+                kinds["added" if there is None else "unchanged"].append(id_)
+            elif id_ in own and own[id_] != there:
+                kinds["kept"].append(id_)
+            elif id_ not in own and other.get(id_) == there:
+                return None
+            else:
+                kinds["replaced"].append(id_)
+        for id_ in own.keys() & self.store.keys() - files.keys():
+            is_own = own[id_] == self.store[id_] != other.get(id_)
+            kinds["deleted" if is_own else "kept"].append(id_)
+        for id_ in other.keys() - self.store.keys():
+            del other[id_]
+        self.brought[name] = {id_: own[id_] if id_ in kinds["kept"] else text for id_, text in files.items()}
+        self.store |= {id_: files[id_] for id_ in (*kinds["added"], *kinds["replaced"])}
+        for id_ in kinds["deleted"]:
+            del self.store[id_]
+        return SyncPlan(**{kind: tuple(sorted(ids)) for kind, ids in kinds.items()})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_folders_and_others_leave_what_the_rules_say(checkpoint, tmp_path, seed):
+    rng, twin, store = random.Random(seed), Twin(), tmp_path / "store"
+    build_index(checkpoint, [Document("own", "of nobody's folder")], store, keys="none", check="none")
+    for name in twin.folders:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text("something is left")
+        twin.folders[name][f"{name}.txt"] = "something is left"
+    for step in range(40):
+        name, id_, text = rng.choice(("one", "two")), f"{rng.randrange(4)}.txt", f"text {rng.randrange(3)}"
+        what = rng.choice(("write", "write", "remove", "put", "delete", "sync", "sync", "sync"))
+        if what == "write":
+            (tmp_path / name / id_).write_text(text)
+            twin.folders[name][id_] = text
+        elif what == "remove":
+            (tmp_path / name / id_).unlink(missing_ok=True)
+            twin.folders[name].pop(id_, None)
+        elif what == "put":
+            put(checkpoint, store, Document(id_, text, id_))
+            twin.store[id_] = text
+        elif what == "delete" and twin.store.pop(id_, None):
+            with Datastore.open(store) as datastore:
+                datastore.delete([id_])
+        elif what == "sync" and (expected := twin.sync(name)) is None:
+            with pytest.raises(AlreadyExists):
+                synced(checkpoint, store, tmp_path / name)
+        elif what == "sync":
+            plan = synced(checkpoint, store, tmp_path / name)
+            kinds = {kind: tuple(sorted(getattr(plan, kind))) for kind in ("added", "replaced", "deleted", "kept")}
+            assert SyncPlan(**kinds, unchanged=plan.unchanged) == expected, step
+            assert texts_in(checkpoint, store) == {"own": "of nobody's folder", **twin.store}
 
 
 def test_a_document_that_others_put_there_since_the_plan_is_kept(checkpoint, docs, tmp_path):
