@@ -337,15 +337,13 @@ class _Run:
         on_tokens: OnTokens,
     ) -> BuildReport:
         """Streams the corpus into the writer, commits its text, and makes the keys of it."""
-        begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
-        written = write_text(
-            writer, self.checkpoint.tokenizer, corpus, replace=replace, progress=self.progress, on_tokens=on_tokens
-        )
+        begin_s, resumed, tokenizer = time.perf_counter(), writer.num_resumed_entries, self.checkpoint.tokenizer
+        written = write_text(writer, tokenizer, corpus, replace=replace, progress=self.progress, on_tokens=on_tokens)
         before_commit()
         made, keys_s = None, None
         with writer.commit(self.progress) as datastore:
             number = datastore.manifest.last_segment
-            index_words(datastore.snapshot, number, self.checkpoint.tokenizer, self.progress)
+            index_words(datastore.snapshot, number, tokenizer, self.progress)
             on_text()
             if self.keys != "none":
                 self.checkpoint.read_weights()

@@ -19,6 +19,7 @@ import grpc
 import pytest
 from broken import HALT, HALTS
 from running import PATIENCE_S, RunningServer, is_stopped, wait_until
+from synced_folders import make_docs
 from texts import make_text
 
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
@@ -100,14 +101,6 @@ def ground(running: tuple[RunningServer, Path], tmp_path: Path, corpus_folder: P
         client.datastores.build("docs", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
         yield Ground(server, client, make_docs(tmp_path), folder / "stores", folder / "halts")
         client.datastores.unload("docs")
-
-
-def make_docs(folder: Path) -> Path:
-    docs = folder / "docs"
-    docs.mkdir()
-    for number, name in enumerate(("a.txt", "b.txt", "c.html")):
-        (docs / name).write_text(make_text(number, 20))
-    return docs
 
 
 def content(store: Path) -> dict[str, tuple[str, dict[str, object], list[int]]]:
