@@ -29,13 +29,16 @@ BUILD, ADD, COMPACT, MOVE, KEYS = "build", "add", "compact", "move", "keys"
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The task in progress, its segment, the number of its entries that are synced, and whether they have keys."""
+    """The task in progress, its segment, the number of its entries that are synced, and whether they have keys. What
+    is left of a task that begins `anew` is of no use: whoever writes next removes it.
+    """
 
     task: str
     segment: int
     entries: int
     spec: StoreSpec
     keyed: bool = True
+    anew: bool = False
 
     def encode(self) -> bytes:
         """JSON with a checksum of itself."""
@@ -80,7 +83,8 @@ def is_being_extended(path: Path) -> bool:
         journal, manifest = Journal.decode(path / JOURNAL), read_manifest(path)
     except (OSError, MemlmError):
         return False
-    return journal.task == ADD and journal.segment not in {segment.number for segment in manifest.segments}
+    waits = journal.task == ADD and not journal.anew
+    return waits and journal.segment not in {segment.number for segment in manifest.segments}
 
 
 def reserved_segment(path: Path, manifest: Manifest) -> int | None:

@@ -73,10 +73,13 @@ OWN_FILES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a writer writes: whether the entries have keys, and the rows that it takes from other segments."""
+    """What a writer writes: whether the entries have keys, the rows that it takes from other segments, and whether it
+    begins `anew`, also after a kill.
+    """
 
     spec: StoreSpec
     keyed: bool = True
+    anew: bool = False
     sources: Sources = field(default_factory=dict)
 
 
@@ -88,6 +91,7 @@ class StoreWriter:
     ) -> None:
         self.path, self.spec, self._held, self._task, self._lock = path, work.spec, held, task, lock
         self.keyed, self._sources = work.keyed, work.sources
+        self._anew = work.anew
         self._work = path / BUILDING
         self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
         self._replaced: list[str] = []
@@ -124,9 +128,9 @@ class StoreWriter:
             )
 
     @classmethod
-    def create(cls, path: str | Path, spec: StoreSpec, *, keyed: bool = True) -> StoreWriter:
-        """Starts a store, or resumes the interrupted build of a store with the same spec. Unless `keyed`, its entries
-        get no keys.
+    def create(cls, path: str | Path, spec: StoreSpec, *, keyed: bool = True, anew: bool = False) -> StoreWriter:
+        """Starts a store, or resumes the interrupted build of a store with the same spec, unless `anew`. Unless
+        `keyed`, its entries get no keys.
 
         Raises AlreadyExists if the path has a store or anything else, Corrupt for a store that has lost its `CURRENT`,
         Incompatible if the interrupted build differs, and Locked while another process writes.
@@ -136,18 +140,20 @@ class StoreWriter:
         cls.check_new(path)
         with storage(path.parent):
             make_folder(path / SEGMENTS)
-        return cls._holding(path, _Work(spec, keyed), BUILD)
+        return cls._holding(path, _Work(spec, keyed, anew), BUILD)
 
     @classmethod
-    def extend(cls, path: str | Path, spec: StoreSpec, *, keyed: bool = True) -> StoreWriter:
-        """Starts one more segment of a store, or resumes an interrupted one.
+    def extend(cls, path: str | Path, spec: StoreSpec, *, keyed: bool = True, anew: bool = False) -> StoreWriter:
+        """Starts one more segment of a store, or resumes an interrupted one. One that begins `anew` gives up an
+        interrupted one of its kind, as any other writer does.
 
-        Raises Incompatible, with the differences, if the store was built with another spec.
+        Raises Incompatible, with the differences, if the store was built with another spec, and for one `anew` if
+        another interrupted addition waits.
         """
         path = Path(path)
         manifest = read_manifest(path)
         _check_same(manifest.spec, spec, path)
-        return cls._holding(path, _Work(spec, keyed), ADD)
+        return cls._holding(path, _Work(spec, keyed, anew), ADD)
 
     @classmethod
     def compacting(cls, path: str | Path, *, keyed: bool = True) -> StoreWriter:
@@ -157,7 +163,7 @@ class StoreWriter:
         """
         manifest = read_manifest(Path(path))
         sources = {record.number: None for record in manifest.segments if record.is_keyed == keyed}
-        return cls._holding(Path(path), _Work(manifest.spec, keyed, sources), f"{COMPACT} {keyed}")
+        return cls._holding(Path(path), _Work(manifest.spec, keyed, sources=sources), f"{COMPACT} {keyed}")
 
     @classmethod
     def moving(cls, path: str | Path, segment: int, rows: range) -> StoreWriter:
@@ -168,7 +174,7 @@ class StoreWriter:
         """
         manifest = read_manifest(Path(path))
         keyed = all(record.is_keyed for record in manifest.segments if record.number == segment)
-        work = _Work(manifest.spec, keyed, {segment: frozenset(rows)})
+        work = _Work(manifest.spec, keyed, sources={segment: frozenset(rows)})
         return cls._holding(Path(path), work, f"{MOVE} {segment} {rows.start}-{rows.stop}")
 
     @classmethod
@@ -184,7 +190,7 @@ class StoreWriter:
         sources = {number: frozenset(chosen) for number, chosen in rows.items()}
         chosen = sorted((number, sorted(each)) for number, each in sources.items())
         digest = checksum_of(repr((spec.model_fingerprint, chosen)).encode())  # another model begins anew
-        return cls._holding(Path(path), _Work(spec, True, sources), f"{KEYS} {digest}")
+        return cls._holding(Path(path), _Work(spec, sources=sources), f"{KEYS} {digest}")
 
     @classmethod
     def _holding(cls, path: Path, work: _Work, task: str) -> StoreWriter:
@@ -248,7 +254,7 @@ class StoreWriter:
         """Syncs the appended entries, so that they survive a kill. Raises Locked if the folder was replaced."""
         self._lock.check()
         self._segment.sync()
-        journal = Journal(self._task, self._number, self._segment.rows, self.spec, self.keyed)
+        journal = Journal(self._task, self._number, self._segment.rows, self.spec, self.keyed, self._anew)
         write_atomic(self.path / JOURNAL, journal.encode())
 
     def commit(self, progress: Progress = silent, *, defaults: KnnDefaults | None = None) -> Datastore:
@@ -319,14 +325,17 @@ class StoreWriter:
         """Counts the entries that an interrupted build left. Restores its folder if only the commit was missing."""
         journal, moved = self.path / JOURNAL, self.path / SEGMENTS / f"{self._number:06d}"
         left = Journal.decode(journal) if journal.exists() else None
-        if left and left.segment == self._number and left.task == ADD != self._task and left.entries:
+        left = None if left and left.anew else left
+        is_other = self._task != ADD or self._anew
+        if left and left.segment == self._number and left.task == ADD and is_other and left.entries:
             raise Incompatible(
                 f"documents were being added to {self.path}; run the same `memlm index add` again to go on with it,"
                 f" or give it up with `memlm index compact {quote(str(self.path))} --purge`"
             )
         for file in self.path.glob(f"{JOURNAL}.*tmp"):
             remove(file)
-        if left is None or (left.segment, left.task, left.keyed) != (self._number, self._task, self.keyed):
+        is_same = left and (left.segment, left.task, left.keyed) == (self._number, self._task, self.keyed)
+        if left is None or not is_same or self._anew:
             remove(journal)  # of a commit that was done, or of a compaction that another change has overtaken
             remove(self._work)
             remove(moved)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from os import urandom
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ from memlm.errors import InvalidInput
 if TYPE_CHECKING:
     from memlm.client.aio_transport import AsyncTransport
     from memlm.data.corpus import Document, Texts
+    from memlm.data.synced_folder import SyncedFolder
 
 # Added to the wait for an operation's end, before the server counts as unreachable: as much as any other call gets.
 WAIT_SPARE_S = DEFAULT_TIMEOUT_S
@@ -139,12 +141,7 @@ class AsyncDatastores:
         by their places on this machine, or by a `name`. A document that others brought is refused, or with `replace`
         replaced, and is these files' then. With `dry_run`, nothing changes. `keys` and `check` are as of `add`.
         """
-        from memlm.data.corpus import corpus_of
-        from memlm.data.synced_folder import SyncedFolder
-
-        given = corpus_of(corpus)
-        folder = SyncedFolder(given, name)
-        given.require_text()
+        folder = await self._transport.run(partial(_folder_of, corpus, name))
         request = AddDocumentsRequest(
             store, replace, urandom(16).hex(), check=check, keys=keys, sync=folder.name, dry_run=dry_run
         )
@@ -211,6 +208,17 @@ class AsyncDatastores:
         If any id is missing, raises NotFound with the missing ids and deletes nothing. Never retried automatically.
         """
         return await self._transport.ask(DeleteDocumentsRequest.of(document_ids, store), timeout_s)
+
+
+def _folder_of(corpus: Texts, name: str | None) -> SyncedFolder:
+    """Raises as `SyncedFolder`, and NoText for one without a document."""
+    from memlm.data.corpus import corpus_of
+    from memlm.data.synced_folder import SyncedFolder
+
+    given = corpus_of(corpus)
+    folder = SyncedFolder(given, name)
+    given.require_text()
+    return folder
 
 
 class AsyncOperations:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,7 @@ from memlm.api.sessions import AppendToSessionRequest, SessionInfo
 from memlm.client.channel import (
     aio_read,
     aio_result,
+    aio_run,
     aio_start,
     channel_to,
     metadata_of,
@@ -34,7 +35,7 @@ from memlm.client.channel import (
     translate_rpc_errors,
 )
 from memlm.client.resume import StreamResumer, Tls
-from memlm.client.uploads import RequestStream, add_document_requests, append_requests, sync_requests
+from memlm.client.uploads import AsyncRequestStream, add_document_requests, append_requests, sync_requests
 from memlm.errors import MemlmError, NotFound, Unavailable
 from memlm.wire import codec
 
@@ -65,6 +66,10 @@ class AsyncTransport:
             reply = await self._rpc(type(request))(message, **self._options(timeout_s))
         return codec.response_from_wire(request, reply)
 
+    async def run(self, work: Callable[[], R]) -> R:
+        """Does work that reads files, before a call."""
+        return await aio_run(work)
+
     async def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> SessionInfo:
         """Appends a text or tokens to a session, in several messages."""
         request = AppendToSessionRequest(session)
@@ -81,7 +86,7 @@ class AsyncTransport:
     ) -> OperationInfo:
         """Uploads documents, or of a request with `sync` those of a folder, and starts to add them."""
         of_kind: Any = sync_requests if request.sync else add_document_requests
-        messages = RequestStream(of_kind(request, documents, self._max_message_bytes))
+        messages = AsyncRequestStream(of_kind(request, documents, self._max_message_bytes))
         with messages.reraising_producer_errors(), translate_rpc_errors(self._target):
             call = aio_start(self._rpc(AddDocumentsRequest), messages, **self._options(timeout_s))
             messages.bind_call(call)

@@ -5,12 +5,13 @@ The functions in pairs (`start`, `aio_start`) do one thing over a channel of eit
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -21,6 +22,8 @@ from memlm.errors import InvalidInput, Unavailable, check_kind
 from memlm.wire import codec
 from memlm.wire.limits import KEEPALIVE_S
 from memlm.wire.status import error_of
+
+T = TypeVar("T")
 
 # Streams cannot be retried, as half of one cannot be taken back. A delete is not retried either: if its response got
 # lost, the second attempt would raise NotFound.
@@ -112,12 +115,22 @@ def translate_rpc_errors(target: str) -> Iterator[None]:
         raise InvalidInput(f"the client of {target} is closed ({error}); open another one") from None
 
 
+def run(work: Callable[[], T]) -> T:
+    """Does work that reads files."""
+    return work()
+
+
+async def aio_run(work: Callable[[], T]) -> T:
+    """Does work that reads files, in a thread."""
+    return await asyncio.to_thread(work)
+
+
 def start(rpc: Any, messages: Iterator[Any], **options: Any) -> Any:
     """Starts an upload."""
     return rpc.future(messages, **options)
 
 
-def aio_start(rpc: Any, messages: Iterator[Any], **options: Any) -> Any:
+def aio_start(rpc: Any, messages: Any, **options: Any) -> Any:
     """Starts an upload."""
     return rpc(messages, **options)
 

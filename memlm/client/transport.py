@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +29,7 @@ from memlm.client.channel import (
     read,
     result,
     rpcs_by_request,
+    run,
     start,
     stream_broke_off,
     translate_rpc_errors,
@@ -64,6 +65,10 @@ class Transport:
         with translate_rpc_errors(self._target):
             reply = self._rpc(type(request))(message, **self._options(timeout_s))
         return codec.response_from_wire(request, reply)
+
+    def run(self, work: Callable[[], R]) -> R:
+        """Does work that reads files, before a call."""
+        return run(work)
 
     def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> SessionInfo:
         """Appends a text or tokens to a session, in several messages."""

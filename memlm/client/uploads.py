@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import reprlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -39,7 +41,7 @@ def append_requests(name: str, text: str, token_ids: Sequence[int]) -> Iterator[
 
 def add_document_requests(
     request: AddDocumentsRequest, documents: Iterable[NewDocument | Document], limit: int
-) -> Iterator[Message]:
+) -> Generator[Message, None, None]:
     """The messages of an upload of documents, each below the limit: several documents, or a part of one.
 
     Raises InvalidInput for a title and metadata that are too large for one message.
@@ -58,7 +60,7 @@ def add_document_requests(
         yield codec.to_wire(AddDocumentsRequest(documents=tuple(batch)))
 
 
-def sync_requests(request: AddDocumentsRequest, folder: SyncedFolder, limit: int) -> Iterator[Message]:
+def sync_requests(request: AddDocumentsRequest, folder: SyncedFolder, limit: int) -> Generator[Message, None, None]:
     """The messages of a synchronization: its documents, and when all are read, the doubtful files, and their number.
     Raises as `add_document_requests`, and NoText for a folder without a document.
     """
@@ -108,7 +110,7 @@ class RequestStream(Iterator[Message]):
     gRPC alone would log the error, and raise that the call was cancelled.
     """
 
-    def __init__(self, messages: Iterator[Message]) -> None:
+    def __init__(self, messages: Generator[Message, None, None]) -> None:
         self._messages, self._failure = messages, list[Exception]()
         self._call, self._travels = cast(Any, None), threading.Event()
 
@@ -137,3 +139,35 @@ class RequestStream(Iterator[Message]):
             if self._failure:
                 raise self._failure[0] from None
             raise
+
+
+class AsyncRequestStream(RequestStream):
+    """The messages of a call that is awaited. A thread of their own makes one at a time, while the loop goes on."""
+
+    def __init__(self, messages: Generator[Message, None, None]) -> None:
+        super().__init__(messages)
+        self._thread = ThreadPoolExecutor(1, "upload")
+
+    def __aiter__(self) -> AsyncRequestStream:
+        return self
+
+    async def __anext__(self) -> Message:
+        try:
+            message = await asyncio.get_running_loop().run_in_executor(self._thread, next, self._messages, None)
+        except Exception as error:
+            self._failure.append(error)
+            self._call.cancel()
+            raise StopAsyncIteration from None
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    @contextmanager
+    def reraising_producer_errors(self) -> Iterator[None]:
+        """Raises as that of the base. Then the thread closes what is left of the messages, and ends."""
+        try:
+            with super().reraising_producer_errors():
+                yield
+        finally:
+            self._thread.submit(self._messages.close)
+            self._thread.shutdown(wait=False)

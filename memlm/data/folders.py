@@ -7,10 +7,11 @@ import os
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import translate
 from pathlib import Path, PurePath
 
-from memlm.data.ignored import IgnoreRules
+from memlm.data.ignored import IGNORE_FILES, IgnoreRules
 from memlm.errors import InvalidInput
 
 MAX_GLOB_PARTS, MAX_GLOB_FOLDERS = 64, 4  # each ** multiplies how often a folder is listed
@@ -53,22 +54,30 @@ class Folder:
         return [(name, Path(found[name])) for name in names if not self._rules.leaves_out(name)]
 
     def _below(self, folder: str | Path, parts: Sequence[re.Pattern[str] | None]) -> Iterator[str]:
-        part, rest = parts[0], parts[1:]
-        if part is None and rest:
-            yield from self._below(folder, rest)
-        for entry in self._entries(folder):
-            if part is None:
-                if not entry.is_symlink() and self._is_folder(entry):
-                    yield from self._below(entry.path, parts)
-            elif part.match(entry.name):
-                if rest and self._is_folder(entry):
-                    yield from self._below(entry.path, rest)
-                elif not rest and self._is(entry.is_file, entry.path):
-                    yield entry.path
+        """Yields the files of a folder that match some parts. Folders wait in a list: there may be more levels of them
+        than calls of Python.
+        """
+        waiting = [(folder, parts)]
+        while waiting:
+            folder, parts = waiting.pop()
+            part, rest = parts[0], parts[1:]
+            if part is None and rest:
+                waiting.append((folder, rest))
+            for entry in self._entries(folder):
+                if part is None:
+                    if not entry.is_symlink() and self._is_folder(entry):
+                        waiting.append((entry.path, parts))
+                elif part.match(entry.name):
+                    if rest and self._is_folder(entry):
+                        waiting.append((entry.path, rest))
+                    elif not rest and self._is(entry.is_file, entry.path):
+                        yield entry.path
 
     def _entries(self, folder: str | Path) -> list[os.DirEntry[str]]:
         try:
-            os.stat(os.path.join(folder, os.curdir))  # a folder may show its names and let nobody in
+            # A folder may show its names and let nobody in, or lie too deep for the names of its ignore files.
+            with suppress(FileNotFoundError):
+                os.lstat(os.path.join(folder, max(IGNORE_FILES, key=len)))
             with os.scandir(folder) as entries:
                 return list(entries)
         except OSError as error:

@@ -125,11 +125,19 @@ class SyncedFolder:
         return self._hash(path) if path in self._places else f"{self._way_to(os.path.dirname(path))}/{self._hash(path)}"
 
     def _way_to(self, folder: str) -> str:
-        if folder not in self._ways:
+        """The way of a folder: those that are not known yet wait in a list, as in `memlm.data.folders`."""
+        unknown = list[str]()
+        while folder not in self._ways:
+            unknown.append(folder)
             above = os.path.dirname(folder)
-            before = "" if folder in self._places or above == folder else self._way_to(above)
-            self._ways[folder] = before if _is_full(before) else f"{before}/{self._hash(folder)}".lstrip("/")
-        return self._ways[folder]
+            if folder in self._places or above == folder:
+                break
+            folder = above
+        before = self._ways.get(folder, "")
+        for each in reversed(unknown):
+            before = before if _is_full(before) else f"{before}/{self._hash(each)}".lstrip("/")
+            self._ways[each] = before
+        return before
 
     def _hash(self, path: str) -> str:
         if self._bases is None:

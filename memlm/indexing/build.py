@@ -33,7 +33,7 @@ from memlm.indexing.keys import ALL, KeysMade, make_keys, unkeyed
 from memlm.indexing.pruning import check_prune
 from memlm.indexing.quality import KeyCheck, Quality
 from memlm.indexing.self_tuning import SelfTuning
-from memlm.indexing.text import index_words, write_text
+from memlm.indexing.text import OnTokens, ignore, index_words, write_text
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.retrieval.encoder import window_size
 from memlm.retrieval.store import ModelStore
@@ -121,6 +121,8 @@ def build_index(
     encoder: BlockEncoder | None = None,
     progress: Progress = silent,
     on_text: Callable[[], None] = lambda: None,
+    on_tokens: OnTokens = ignore,
+    anew: bool = False,
 ) -> BuildReport:
     """Builds a datastore: commits the text of the corpus, calls `on_text`, and then makes its keys, one for each token,
     as `keys` says. A store without keys serves passages, words, traces and drafts; `make_keys` goes on from there.
@@ -138,8 +140,9 @@ def build_index(
     `check` is "quick", "full" or "none" (see `memlm.indexing.checks`). Unless it is "none", the store is tuned on its
     own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
     is given by its path. An `encoder` reads the corpus in other processes (`memlm.distributed.encoding.RayEncoder`).
-    The same call resumes a build that was interrupted before its text was committed. Raises AlreadyExists if `out`
-    holds a store, and StorageFull if the disk will not hold it.
+    The same call resumes a build that was interrupted before its text was committed, and one `anew` begins again
+    without what was left. `on_tokens` gets each document with the tokens that are written. Raises AlreadyExists if
+    `out` holds a store, and StorageFull if the disk will not hold it.
     """
     corpus = corpus_of(corpus)
     check_build(out, keys=keys, index=index, target=target, prune=prune, check=check)
@@ -160,15 +163,15 @@ def build_index(
         keep_keys=keep_keys,
         prune=prune,
     )
-    if not (Path(out) / JOURNAL).exists():  # an interrupted build was checked when it began
+    if anew or not (Path(out) / JOURNAL).exists():  # an interrupted build was checked when it began
         estimate = estimate_build(checkpoint, corpus, out, keys=keys == "now", index=index, size=size, measure=False)
         estimate.check(out)
         if max_ram_bytes is not None and index == "auto":
             codes_within(max_ram_bytes, estimate.entries, spec.dim)
         check_fits(index, estimate.entries, spec.dim)
     run = _Run(checkpoint, keys, check, encoder, progress)
-    with StoreWriter.create(out, spec, keyed=False) as writer:
-        return run.fill(writer, corpus, on_text=on_text)
+    with StoreWriter.create(out, spec, keyed=False, anew=anew) as writer:
+        return run.fill(writer, corpus, on_text=on_text, on_tokens=on_tokens)
 
 
 def add_to_index(
@@ -183,15 +186,19 @@ def add_to_index(
     device: str = "auto",
     encoder: BlockEncoder | None = None,
     progress: Progress = silent,
+    before_commit: Callable[[], None] = lambda: None,
     on_text: Callable[[], None] = lambda: None,
+    on_tokens: OnTokens = ignore,
+    anew: bool = False,
 ) -> BuildReport:
     """Adds documents to a datastore as one more segment of text, calls `on_text`, and makes their keys as `keys` says,
     with the store's own settings.
 
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
-    `check` and `encoder` are as of `build_index`; "quick" encodes some of the new documents again. Unless `check` is
-    "none", a store that was never tuned, or has outgrown that, is tuned on its own documents. Raises Incompatible for a
-    store of another model.
+    `check`, `encoder` and `on_tokens` are as of `build_index`; "quick" encodes some of the new documents again. Unless
+    `check` is "none", a store that was never tuned, or has outgrown that, is tuned on its own documents.
+    `before_commit` is called when all tokens are written. An addition `anew` begins without what an interrupted one of
+    its kind left. Raises Incompatible for a store of another model.
     """
     check_choice("keys", keys, KEYS)
     check_choice("check", check, CHECKS)
@@ -202,8 +209,10 @@ def add_to_index(
         ModelStore(existing, checkpoint)
         spec, is_keyed = existing.manifest.spec, existing.snapshot.is_keyed
     run = _Run(checkpoint, keys if is_keyed or keys == "now" else "none", check, encoder, progress)
-    with StoreWriter.extend(store, spec, keyed=False) as writer:
-        return run.fill(writer, corpus, replace=replace, on_text=on_text)
+    with StoreWriter.extend(store, spec, keyed=False, anew=anew) as writer:
+        return run.fill(
+            writer, corpus, replace=replace, before_commit=before_commit, on_text=on_text, on_tokens=on_tokens
+        )
 
 
 def index_keys(
@@ -318,15 +327,23 @@ class _Run:
     progress: Progress
 
     def fill(
-        self, writer: StoreWriter, corpus: Corpus, *, replace: bool = False, on_text: Callable[[], None]
+        self,
+        writer: StoreWriter,
+        corpus: Corpus,
+        *,
+        replace: bool = False,
+        before_commit: Callable[[], None] = lambda: None,
+        on_text: Callable[[], None],
+        on_tokens: OnTokens,
     ) -> BuildReport:
         """Streams the corpus into the writer, commits its text, and makes the keys of it."""
-        begin_s, resumed = time.perf_counter(), writer.num_resumed_entries
-        written = write_text(writer, self.checkpoint.tokenizer, corpus, replace=replace, progress=self.progress)
+        begin_s, resumed, tokenizer = time.perf_counter(), writer.num_resumed_entries, self.checkpoint.tokenizer
+        written = write_text(writer, tokenizer, corpus, replace=replace, progress=self.progress, on_tokens=on_tokens)
+        before_commit()
         made, keys_s = None, None
         with writer.commit(self.progress) as datastore:
             number = datastore.manifest.last_segment
-            index_words(datastore.snapshot, number, self.checkpoint.tokenizer, self.progress)
+            index_words(datastore.snapshot, number, tokenizer, self.progress)
             on_text()
             if self.keys != "none":
                 self.checkpoint.read_weights()

@@ -1,9 +1,9 @@
 """A folder and its datastore stay the same: new documents are added, changed ones replaced, others deleted.
 
 A document is unchanged where the datastore holds the same tokens, title and metadata under its id. A document is gone
-where an earlier synchronization of the same files and folders saw it, this one does not, and neither its file nor a
-folder on the way to it is in doubt. `synced.json` in the datastore's folder remembers that by hashes of ids and of
-paths, so that no name of a deleted document stays there.
+where an earlier synchronization of the same files and folders brought it, this one does not find it, and neither its
+file nor a folder on the way to it is in doubt. One that others have put in its place meanwhile is neither replaced nor
+deleted. `memlm.indexing.synced` remembers what was brought.
 
 Documents come from a folder of this machine (`SyncedFolder`), or from an upload of one (`memlm.server.jobs.uploads`).
 """
@@ -11,29 +11,26 @@ Documents come from a folder of this machine (`SyncedFolder`), or from an upload
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as but
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from memlm.base.files import write_atomic
 from memlm.base.progress import COMPARING, DELETING, Progress, silent
 from memlm.data.corpus import Corpus, Document, NoText
 from memlm.data.synced_folder import SyncedFolder, hash_of
 from memlm.data.tokenizer import Tokenizer
-from memlm.errors import AlreadyExists, Corrupt
+from memlm.errors import AlreadyExists
 from memlm.index.store.datastore import Datastore
-from memlm.index.store.lock import commit_lock
 from memlm.index.store.manifest import CURRENT
 from memlm.index.store.snapshot import Snapshot
 from memlm.indexing.build import BuildReport, add_to_index, build_index
+from memlm.indexing.synced import Memory, Notes, content_of, note_brought, note_coming
 from memlm.model.files.checkpoint import Checkpoint
-
-SYNCED = "synced.json"
-VERSION = 3
 
 
 class SyncSource(Protocol):
@@ -60,9 +57,10 @@ class SyncSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SyncPlan:
-    """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, although they were
-    not found, because they are not known to be gone, or came from other folders too; and of those that are unchanged.
-    `files` has the ways of the files that were read. `builds` a datastore where there is none.
+    """The ids of documents that a synchronization adds, replaces and deletes; those that it keeps, because they were
+    not found and are not known to be gone, or came from other folders too, or were changed by others since they were
+    brought; and of those that are unchanged. `files` has the ways of the files that were read, and `notes` are for the
+    memory of the datastore. `builds` a datastore where there is none.
     """
 
     added: tuple[str, ...] = ()
@@ -71,6 +69,7 @@ class SyncPlan:
     kept: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    notes: Notes = field(default_factory=Notes, compare=False, repr=False)
     builds: bool = field(default=False, compare=False, repr=False)
 
     @property
@@ -105,25 +104,11 @@ def plan_sync(
     if not (path / CURRENT).exists():
         new = tuple(document.id for document in source.documents())
         return SyncPlan(added=new, files=source.files(), builds=True)
-    added, replaced, unchanged = list[str](), list[str](), list[str]()
     with Datastore.open(path) as datastore:
-        snapshot = datastore.snapshot
+        compared = _Compared(datastore.snapshot, tokenizer, source, Memory.read(path, source.origin))
         for document in _told(source.documents(), progress):
-            if not snapshot.has_document(document.id):
-                added.append(document.id)
-            else:
-                (unchanged if _is_same(snapshot, document, tokenizer) else replaced).append(document.id)
-        files = source.files()
-        remembered, shared = _remembered(snapshot, path, source.origin)
-    if not replace:
-        _check_own(path, source, {id_: files[id_] for id_ in replaced})
-    gone = {id_: way for id_, way in remembered.items() if id_ not in files}
-    doubtful = source.doubtful() if gone else set[str]()
-    kept = {id_ for id_, way in gone.items() if not doubtful.isdisjoint(way.split("/"))}
-    kept |= set[str]() if replace else shared & gone.keys()
-    deleted = tuple(id_ for id_ in gone if id_ not in kept)
-    in_order = tuple(id_ for id_ in gone if id_ in kept)
-    return SyncPlan(tuple(added), tuple(replaced), deleted, in_order, tuple(unchanged), files)
+            compared.take(document)
+        return compared.plan(path, replace=replace)
 
 
 def sync_index(
@@ -148,22 +133,30 @@ def sync_index(
     source, path = _source_of(corpus), Path(store)
     found = plan or plan_sync(checkpoint.tokenizer, source, path, replace=replace, progress=progress)
     documents = but(source.documents(), on_problem=lambda problem: None)  # the plan has told them
-    memory = _Memory(path, source.origin, takes=replace)
+    written = dict[str, int]()
+
+    def on_tokens(document: Document, values_N: np.ndarray) -> None:
+        written[document.id] = content_of(document.title, document.metadata, values_N)
 
     def finish() -> None:
-        _delete(path, found.deleted, progress)
-        memory.write(found.files, kept=found.kept)
+        nonlocal found
+        if changed := _delete(path, found.notes.gone, progress):
+            deleted = tuple(id_ for id_ in found.deleted if id_ not in changed)
+            found = but(found, deleted=deleted, kept=(*found.kept, *changed))
+        note_brought(path, source.origin, found.files, written, found.notes, takes=replace)
         on_text()
 
-    options: dict[str, Any] = {"keys": keys, "check": check, "progress": progress, "on_text": finish}
+    options: dict[str, Any] = {"keys": keys, "check": check, "progress": progress, "on_text": finish, "anew": True}
     if found.builds:
-        return SyncReport(found, build_index(checkpoint, documents, path, **options))
+        built = build_index(checkpoint, documents, path, on_tokens=on_tokens, **options)
+        return SyncReport(found, built)
     if found.added or found.replaced:
-        # Before they are there: after a kill between the two, a later call may delete them.
-        memory.write({id_: found.files[id_] for id_ in found.added}, keeps_others=True)
         new = but(documents, only=frozenset((*found.added, *found.replaced)))
+        options |= {"on_tokens": on_tokens, "replace": True}
+        options["before_commit"] = partial(note_coming, path, source.origin, found.files, written)
         try:
-            return SyncReport(found, add_to_index(checkpoint, new, path, replace=True, **options))
+            built = add_to_index(checkpoint, new, path, **options)
+            return SyncReport(found, built)
         except NoText:  # the files went away since they were planned
             found = but(found, added=(), replaced=())
     finish()
@@ -183,105 +176,96 @@ def _told(corpus: Corpus, progress: Progress) -> Iterator[Document]:
         read += document.num_bytes
 
 
-def _delete(store: Path, document_ids: Sequence[str], progress: Progress) -> None:
-    """Deletes those documents that are there."""
-    if not document_ids:
-        return
-    progress(DELETING, 0, len(document_ids))
+def _delete(store: Path, contents: Mapping[str, int], progress: Progress) -> set[str]:
+    """Deletes documents that are there with their contents. Returns those that others have changed meanwhile."""
+    if not contents:
+        return set()
+    progress(DELETING, 0, len(contents))
     with Datastore.open(store) as datastore:
-        if there := [id_ for id_ in document_ids if datastore.snapshot.has_document(id_)]:
-            datastore.delete(there)
+        there = {id_: _content_in(datastore.snapshot, id_) for id_ in contents if datastore.snapshot.has_document(id_)}
+        changed = {id_ for id_, content in there.items() if content != contents[id_]}
+        if gone := [id_ for id_ in there if id_ not in changed]:
+            datastore.delete(gone)
+    return changed
 
 
-def _is_same(snapshot: Snapshot, document: Document, tokenizer: Tokenizer) -> bool:
+class _Compared:
+    """The documents of a source beside those of a datastore."""
+
+    def __init__(self, snapshot: Snapshot, tokenizer: Tokenizer, source: SyncSource, memory: Memory) -> None:
+        self._snapshot, self._tokenizer, self._source, self._memory = snapshot, tokenizer, source, memory
+        self._added, self._unchanged = list[str](), dict[str, int]()
+        self._differing = dict[str, int]()  # with their contents, as those that are unchanged
+
+    def take(self, document: Document) -> None:
+        """Compares one document of the source."""
+        if not self._snapshot.has_document(document.id):
+            self._added.append(document.id)
+            return
+        content, is_same = _compare(self._snapshot, document, self._tokenizer)
+        (self._unchanged if is_same else self._differing)[document.id] = content
+
+    def plan(self, store: Path, *, replace: bool) -> SyncPlan:
+        """What follows, once all documents were taken. Raises AlreadyExists as `plan_sync`."""
+        files, memory = self._source.files(), self._memory
+        foreign = () if replace else self._foreign(store, files)
+        live = {hash_of(document.id): document.id for document in self._snapshot.documents()}
+        gone = [id_ for hash_, id_ in live.items() if hash_ in memory.own and id_ not in files]
+        doubtful = self._source.doubtful() if gone else set[str]()
+        held = {id_ for id_ in gone if any(not doubtful.isdisjoint(row.hashes) for row in memory.own[hash_of(id_)])}
+        contents = {id_: _content_in(self._snapshot, id_) for id_ in gone if id_ not in held}
+        deleted = {id_: content for id_, content in contents.items() if self._may_delete(id_, content, replace=replace)}
+        kept = (*foreign, *(id_ for id_ in gone if id_ not in deleted))
+        replaced = tuple(id_ for id_ in self._differing if id_ not in set(foreign))
+        notes = Notes(self._unchanged, deleted, frozenset((*foreign, *held)), memory.dead(live.keys()))
+        return SyncPlan(tuple(self._added), replaced, tuple(deleted), kept, tuple(self._unchanged), files, notes)
+
+    def _foreign(self, store: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+        """The documents that others have changed since the source brought them. Raises AlreadyExists where the source
+        never did, and another one has.
+        """
+        foreign, taken, memory = list[str](), list[str](), self._memory
+        for id_, content in self._differing.items():
+            others = memory.of_others(id_, content)
+            is_same_file = self._source.is_local and _file(files[id_]) in {row.file for row in others}
+            if memory.has_own(id_, content) or is_same_file:
+                continue
+            if hash_of(id_) in memory.own:
+                foreign.append(id_)
+            elif others:
+                taken.append(id_)
+        if taken:
+            more = f" (and {len(taken) - 1:,} more)" if len(taken) > 1 else ""
+            raise AlreadyExists(
+                f"document {taken[0]!r}{more} came from another folder that was synchronized to {store}, and would be"
+                " replaced; rename its file, synchronize to another datastore, or replace it all the same (--replace),"
+                " as where the folder is the same and was moved"
+            )
+        return tuple(foreign)
+
+    def _may_delete(self, id_: str, content: int, *, replace: bool) -> bool:
+        """Whether a document is what the source brought, and no other source has it too."""
+        return self._memory.has_own(id_, content) and (replace or not self._memory.of_others(id_, content))
+
+
+def _compare(snapshot: Snapshot, document: Document, tokenizer: Tokenizer) -> tuple[int, bool]:
+    """The content of the stored document of that id, and whether it is this one."""
     ((segment, row),) = snapshot.find_each([document.id])
-    stored = segment.documents.at(row)
+    stored, values_N = segment.documents.at(row), segment.text_of(row)
+    content = content_of(stored.title, stored.metadata, values_N)
     if stored.title != document.title or dict(stored.metadata) != json.loads(json.dumps(dict(document.metadata))):
-        return False
-    values_N = segment.text_of(row)
+        return content, False
     # Which takes a tenth of the time of tokenizing. A tokenizer that loses something may give another text.
     if tokenizer.decode(values_N.tolist(), whole=True) == document.text:
-        return True
-    return np.array_equal(values_N, tokenizer.encode(document.text))
+        return content, True
+    return content, np.array_equal(values_N, tokenizer.encode(document.text))
 
 
-def _remembered(snapshot: Snapshot, store: Path, origin: str) -> tuple[dict[str, str], set[str]]:
-    """The ids of live documents that came from an origin, with the ways of their files, and those of them that came
-    from others too.
-    """
-    synced = _read_synced(store)
-    own = synced.pop(origin, {})
-    others = set[str]().union(*synced.values())
-    hashes = [(document.id, hash_of(document.id)) for document in snapshot.documents()]
-    remembered = {id_: own[hash_] for id_, hash_ in hashes if hash_ in own}
-    return remembered, {id_ for id_, hash_ in hashes if hash_ in others}
-
-
-def _check_own(store: Path, source: SyncSource, replaced: Mapping[str, str]) -> None:
-    """Raises AlreadyExists for ids, given with the ways of their files, that other origins have of other files."""
-    synced = _read_synced(store)
-    own = synced.pop(source.origin, {})
-
-    def is_taken(id_: str, way: str) -> bool:
-        known = [ways[hash_of(id_)] for ways in synced.values() if hash_of(id_) in ways]
-        is_same = source.is_local and _file(way) in map(_file, known)
-        return bool(known) and hash_of(id_) not in own and not is_same
-
-    if taken := [id_ for id_, way in replaced.items() if is_taken(id_, way)]:
-        more = f" (and {len(taken) - 1:,} more)" if len(taken) > 1 else ""
-        raise AlreadyExists(
-            f"document {taken[0]!r}{more} came from another folder that was synchronized to {store}, and would be"
-            " replaced; rename its file, synchronize to another datastore, or replace it all the same (--replace), as"
-            " where the folder is the same and was moved"
-        )
+def _content_in(snapshot: Snapshot, id_: str) -> int:
+    ((segment, row),) = snapshot.find_each([id_])
+    stored = segment.documents.at(row)
+    return content_of(stored.title, stored.metadata, segment.text_of(row))
 
 
 def _file(way: str) -> str:
     return way.rpartition("/")[2]
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """The memory of a datastore of the synchronizations of an origin, which `takes` documents of others."""
-
-    store: Path
-    origin: str
-    takes: bool
-
-    def write(self, files: Mapping[str, str], *, kept: Iterable[str] = (), keeps_others: bool = False) -> None:
-        """Notes that documents came from files, given by their ways. Notes of `kept` ones, or of all others, stay."""
-        new = {hash_of(id_): way for id_, way in files.items()}
-        with commit_lock(self.store):
-            synced = _read_synced(self.store)
-            before = synced.pop(self.origin, {})
-            if self.takes:
-                synced = {origin: _without(ways, new) for origin, ways in synced.items()}
-            if keeps_others:
-                stay = before
-            else:  # what others have too is theirs from now on
-                others = set[str]().union(*synced.values())
-                stay = {hash_: before[hash_] for hash_ in {*map(hash_of, kept)} & before.keys() - others}
-            after = {**synced, self.origin: {**stay, **new}}
-            if after != {**synced, self.origin: before} or self.takes:
-                write_atomic(self.store / SYNCED, json.dumps({"version": VERSION, "synced": after}).encode())
-
-
-def _without(ways: Mapping[str, str], taken: Mapping[str, str]) -> dict[str, str]:
-    return {hash_: way for hash_, way in ways.items() if hash_ not in taken}
-
-
-def _read_synced(store: Path) -> dict[str, dict[str, str]]:
-    """The ways of files by the hashes of their documents' ids, by their origin. Raises Corrupt."""
-    try:
-        content = json.loads((store / SYNCED).read_bytes())
-        if content["version"] in (1, 2):  # which had no folders, so that none of its documents is known to be gone
-            return {}
-        if content["version"] != VERSION:
-            raise ValueError(f"version {content['version']}, expected {VERSION}")
-        return {str(origin): dict(files) for origin, files in content["synced"].items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(
-            f"{store / SYNCED} is damaged ({error}); remove it: the next synchronization deletes nothing"
-        ) from error

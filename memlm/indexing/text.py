@@ -8,10 +8,11 @@ rest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
@@ -30,6 +31,9 @@ AHEAD_CHARACTERS = 1 << 20  # tokenized while others are written, and one docume
 CHECKPOINT_TOKENS = 1 << 22  # that a kill may lose
 
 
+OnTokens: TypeAlias = Callable[[Document, Int64[np.ndarray, " N"]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class TextWritten:
     """How much a corpus has: documents with a token, and their tokens."""
@@ -38,11 +42,21 @@ class TextWritten:
     tokens: int
 
 
+def ignore(document: Document, values_N: Int64[np.ndarray, " N"]) -> None:
+    """The default listener."""
+
+
 def write_text(
-    writer: StoreWriter, tokenizer: Tokenizer, corpus: Corpus, *, replace: bool = False, progress: Progress
+    writer: StoreWriter,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    *,
+    replace: bool = False,
+    progress: Progress,
+    on_tokens: OnTokens = ignore,
 ) -> TextWritten:
     """Appends the documents of a corpus, for the caller to commit. With `replace`, one replaces an earlier document of
-    its id. Documents without a token are left out.
+    its id. Documents without a token are left out. `on_tokens` gets each of the others with its tokens.
     """
     total, read, documents, tokens, synced = corpus.num_bytes, 0, 0, 0, 0
     progress("read", 0, total)
@@ -55,6 +69,7 @@ def write_text(
             writer.verify_resumed(values_N)
         else:
             writer.append(None, values_N)
+        on_tokens(document, values_N)
         documents, tokens = documents + 1, tokens + len(values_N)
         if tokens - synced >= CHECKPOINT_TOKENS and tokens > writer.num_resumed_entries:
             writer.checkpoint()

@@ -108,6 +108,12 @@ class JobRecords:
         noted = [await asyncio.to_thread(noted_deletions, Path(other.documents)) for other in syncs]
         return tuple(sorted({*job.deleted, *chain.from_iterable(noted)}))
 
+    def is_replacement(self, path: Path, job: Job) -> bool:
+        """Whether a folder was built, while a job was under way, to take the place of the datastore of that."""
+        begun_s, built = job.started_s or job.created_s, path.resolve()
+        builds = [other for other in self if other.kind == BUILD and Path(other.path).resolve() == built]
+        return built != Path(job.path).resolve() and any((each.ended_s or begun_s) >= begun_s for each in builds)
+
     async def forget_old(self) -> None:
         """Removes jobs that ended KEEP_S ago by the monotonic clock, and the oldest of more than KEEP_COUNT."""
         ages = {job: self._clock.since_s(job.ended_stamp) for job in self if job.ended_stamp is not None}

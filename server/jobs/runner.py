@@ -292,6 +292,8 @@ class JobRunner:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
         if job.kind != BUILD or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
+            if not job.is_published:
+                await self._delete_from_what_replaced(job)
             if job.kind != SYNC and job.request.get("replace"):
                 self._workers.mark_deleted(job.store)
             if job.request.get("purge"):
@@ -302,7 +304,7 @@ class JobRunner:
         async with self.replacing:
             await self._idle.wait()
             if deleted := await self._records.deleted_meanwhile(job):
-                await self._delete_from_replacement(job, deleted)
+                await self._delete_from_replacement(job, deleted, Path(job.path))
             await self._put_in_service(job)
 
     async def _publish_text(self, job: Job) -> None:
@@ -318,20 +320,32 @@ class JobRunner:
                 job.is_published = True
         else:
             await self._wait_until_served(job.store)
-            await self._forget_deleted(job)
-            job.is_published = True
+            job.is_published = await self._forget_deleted(job) is None
         await self._records.write(job)
 
-    async def _forget_deleted(self, job: Job) -> None:
-        """Has other jobs forget what a synchronization has deleted."""
-        if job.kind == SYNC and (deleted := await asyncio.to_thread(noted_deletions, Path(job.documents))):
-            async with self.replacing:
-                await self._records.forget_documents(job.store, deleted, by=job)
+    async def _forget_deleted(self, job: Job) -> Path | None:
+        """Has other jobs forget what a synchronization has deleted. Returns the datastore that has taken the place of
+        its own before, having looked for deletions before these were committed.
+        """
+        if job.kind != SYNC or not (deleted := await asyncio.to_thread(noted_deletions, Path(job.documents))):
+            return None
+        async with self.replacing:
+            await self._records.forget_documents(job.store, deleted, by=job)
+            path = self._stores.paths.get(job.store)
+            return path if path is not None and self._records.is_replacement(path, job) else None
 
-    async def _delete_from_replacement(self, job: Job, document_ids: tuple[str, ...]) -> None:
+    async def _delete_from_what_replaced(self, job: Job) -> None:
+        """Has other jobs, and what has taken the place of its datastore, forget what a synchronization has deleted."""
+        if (path := await self._forget_deleted(job)) is not None:
+            deleted = await asyncio.to_thread(noted_deletions, Path(job.documents))
+            async with self.replacing:
+                await self._delete_from_replacement(job, deleted, path)
+            await self._wait_until_served(job.store)
+
+    async def _delete_from_replacement(self, job: Job, document_ids: tuple[str, ...], path: Path) -> None:
         """Deletes from a new datastore the documents that were deleted meanwhile from the old one."""
         for _ in range(ATTEMPTS):
-            task = replace(task_of(job, self._config), kind=DELETE, document_ids=document_ids)
+            task = replace(task_of(job, self._config), kind=DELETE, document_ids=document_ids, path=path)
             ended = await self._run(job, task)
             if ended is not None and ended.error is not None:
                 raise ended.error
@@ -390,10 +404,11 @@ class JobRunner:
     ) -> None:
         """Records how a job ended, and removes its upload. From then on no server begins the job again."""
         try:
-            if not job.is_published:  # the deletions of an earlier attempt, or of one that failed behind them
-                await self._forget_deleted(job)
+            # Those of an earlier attempt, or of one that failed behind them. One that is done has told them.
+            if not job.is_published and state != JobState.DONE:
+                await self._delete_from_what_replaced(job)
         except (MemlmError, OSError) as trouble:
-            log.error("what %s deleted could not be written down: %s", job.name, trouble)
+            log.error("what %s deleted may still be in %s: %s", job.name, job.store, trouble)
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
         served = f"; the documents are in {job.store!r}, and not all of their keys"

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from pyarrow import parquet
 
 from memlm.data import formats
 from memlm.data.corpus import Corpus, Document, Problem, UnusableText
+from memlm.data.synced_folder import SyncedFolder
 from memlm.errors import InvalidInput, NotFound
 
 if sys.version_info >= (3, 14):
@@ -549,3 +552,37 @@ def test_what_lies_outside_of_the_roots_is_neither_listed_nor_measured_nor_opene
     with pytest.raises(InvalidInput, match="no text was found"):
         list(inner)
     assert [problem.where for problem in problems] == ["link.txt"]  # nor is the number of the other files told
+
+
+@contextmanager
+def nested(folder: Path, levels: int, name: str) -> Iterator[Path]:
+    """A folder with a file in its innermost one, whose path may be longer than the system takes, and is removed."""
+    top = folder / "top"
+    top.mkdir()
+    (top / "a.txt").write_text("the text on top")
+    with chdir(top):
+        for _ in range(levels):
+            os.mkdir(name)
+            os.chdir(name)
+        Path("far.txt").write_text("far below")
+    try:
+        yield top
+    finally:  # Python's own removal calls itself for each level
+        subprocess.run(["rm", "-r", top], check=True)
+
+
+def test_a_folder_may_be_nested_deeper_than_calls_may(tmp_path):
+    with nested(tmp_path, levels := 1100, "d") as top:
+        assert [name for name, _ in Corpus([top]).files()] == ["a.txt", "d/" * levels + "far.txt"]
+        folder = SyncedFolder(Corpus([top]))
+        assert len(list(folder.documents())) == 2
+        assert len(folder.files()) == 2
+        assert folder.doubtful() == set()
+
+
+def test_a_folder_whose_path_is_too_long_is_told_and_the_rest_is_read(tmp_path):
+    with nested(tmp_path, 25, "d" * 200) as top:
+        problems = []
+        assert [each.id for each in Corpus([top], on_problem=problems.append)] == ["a.txt"]
+        (problem,) = problems
+        assert str(problem).endswith("d: cannot be read (File name too long); what is in it is left out")

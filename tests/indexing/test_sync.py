@@ -6,16 +6,19 @@ import shutil
 from pathlib import Path
 
 import pytest
-from texts import make_text
+from synced_folders import killed_at, make_docs, put, synced, texts_in
 
 from memlm.data.corpus import Corpus, Document
 from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, hash_of, signature_of, way_of
-from memlm.errors import AlreadyExists, Corrupt, InvalidInput, NotFound
-from memlm.index.store.datastore import Datastore
+from memlm.errors import AlreadyExists, Incompatible, InvalidInput, NotFound
+from memlm.index.store.compaction import compact
+from memlm.index.store.journal import Journal
+from memlm.index.store.manifest import JOURNAL
+from memlm.index.store.segment_writer import SegmentWriter
 from memlm.indexing import build as build_module
 from memlm.indexing import sync as sync_module
 from memlm.indexing.build import build_index
-from memlm.indexing.sync import SYNCED, SyncPlan, plan_sync, sync_index
+from memlm.indexing.sync import SyncPlan, plan_sync, sync_index
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 
 
@@ -26,24 +29,7 @@ def checkpoint(model_folder: Path) -> Checkpoint:
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
-    folder = tmp_path / "docs"
-    folder.mkdir()
-    for number, name in enumerate(("a.txt", "b.txt", "c.html")):
-        (folder / name).write_text(make_text(number, 20))
-    return folder
-
-
-def synced(checkpoint: Checkpoint, store: Path, *paths: Path) -> SyncPlan:
-    return sync_index(checkpoint, Corpus(paths), store, check="none").plan
-
-
-def texts_in(checkpoint: Checkpoint, store: Path) -> dict[str, str]:
-    with Datastore.open(store) as datastore:
-        return {
-            row.id: checkpoint.tokenizer.decode(segment.text_of(row.row).tolist())
-            for segment in datastore.snapshot.segments
-            for row in segment.live_documents()
-        }
+    return make_docs(tmp_path)
 
 
 def test_a_store_holds_the_documents_of_the_folder(checkpoint, docs, tmp_path):
@@ -218,20 +204,6 @@ def test_a_document_that_left_its_file_is_deleted(checkpoint, docs, tmp_path):
     assert synced(checkpoint, store, docs).deleted == ("two",)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_memory_without_folders_deletes_nothing(checkpoint, docs, tmp_path, version):
-    store = tmp_path / "store"
-    synced(checkpoint, store, docs)
-    old = {origin: list(files) for origin, files in json.loads((store / SYNCED).read_text())["synced"].items()}
-    if version == 2:
-        old = {origin: dict.fromkeys(ids, "0123456789abcdef") for origin, ids in old.items()}
-    (store / SYNCED).write_text(json.dumps({"version": version, "synced": old}))
-    (docs / "a.txt").unlink()
-    assert synced(checkpoint, store, docs) == SyncPlan(unchanged=("b.txt", "c.html"))
-    (docs / "b.txt").unlink()
-    assert synced(checkpoint, store, docs).deleted == ("b.txt",)
-
-
 def test_an_empty_folder_within_keeps_its_documents(checkpoint, docs, tmp_path):
     store, mounted = tmp_path / "store", docs / "mounted"
     (mounted / "deep").mkdir(parents=True)
@@ -380,6 +352,41 @@ def test_files_that_come_after_the_listing_wait_for_the_next_one(docs):
     assert folder.files()["late.txt"] == f"{hash_of('.')}/{hash_of('late.txt')}"  # it was read before it went away
 
 
+@pytest.mark.parametrize("is_build", [True, False])
+def test_an_interrupted_call_begins_anew_where_the_folder_has_changed(checkpoint, docs, tmp_path, is_build):
+    store = tmp_path / "store"
+    if not is_build:
+        synced(checkpoint, store, docs)
+        for name in ("a.txt", "b.txt", "d.txt"):
+            (docs / name).write_text(f"a longer text of {name}")
+    for change in ("another text", "a"):
+        with killed_at(SegmentWriter, "finish"):  # all was synced by then
+            synced(checkpoint, store, docs)
+        assert Journal.decode(store / JOURNAL).entries
+        (docs / "a.txt").write_text(change)
+    synced(checkpoint, store, docs)
+    assert texts_in(checkpoint, store) == {document.id: document.text for document in Corpus([docs])}
+    assert not (store / JOURNAL).exists()
+
+
+def test_what_an_interrupted_call_left_hinders_nobody(checkpoint, docs, tmp_path):
+    store = tmp_path / "store"
+    with killed_at(SegmentWriter, "finish"):
+        synced(checkpoint, store, docs)
+    build_index(checkpoint, docs / "a.txt", store, keys="none", check="none")
+    for change in (lambda: put(checkpoint, store, Document("x", "another's")), lambda: compact(store)):
+        with killed_at(SegmentWriter, "finish"):
+            synced(checkpoint, store, docs)
+        change()
+    with killed_at(SegmentWriter, "finish"):
+        put(checkpoint, store, Document("y", "another's"))
+    with pytest.raises(Incompatible, match="run the same `memlm index add` again"):
+        synced(checkpoint, store, docs)  # whose documents it does not have
+    put(checkpoint, store, Document("y", "another's"))
+    synced(checkpoint, store, docs)
+    assert set(texts_in(checkpoint, store)) == {"a.txt", "b.txt", "c.html", "x", "y"}
+
+
 def test_titles_and_metadata_count_too(checkpoint, tmp_path):
     store, file = tmp_path / "store", tmp_path / "c.jsonl"
     for title, year in (("A", 1), ("B", 1), ("B", 2)):
@@ -424,16 +431,6 @@ def test_files_that_went_away_since_the_plan_are_not_added(checkpoint, docs, tmp
     report = sync_index(checkpoint, Corpus([docs]), store, check="none", plan=plan)
     assert (report.plan.added, report.plan.deleted, report.built) == ((), ("a.txt",), None)
     assert set(texts_in(checkpoint, store)) == {"b.txt", "c.html"}
-
-
-def test_the_memory_of_the_folder_has_no_names(checkpoint, docs, tmp_path):
-    store = tmp_path / "store"
-    synced(checkpoint, store, docs)
-    content = (store / SYNCED).read_text()
-    assert not any(word in content for word in ("a.txt", "html", "docs"))
-    (store / SYNCED).write_text("{")
-    with pytest.raises(Corrupt, match="remove it"):
-        synced(checkpoint, store, docs)
 
 
 def test_documents_that_cannot_be_read_again_are_refused(checkpoint, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,19 +19,21 @@ import grpc
 import pytest
 from broken import HALT, HALTS
 from running import PATIENCE_S, RunningServer, is_stopped, wait_until
+from synced_folders import make_docs
 from texts import make_text
 
 from memlm.api.datastores import AddDocumentsRequest, NewDocument
 from memlm.api.handles import Operation
 from memlm.api.operations import JobState, SyncOutcome
 from memlm.base.progress import COMPARING
-from memlm.client import Client
+from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
 from memlm.data.synced_folder import SyncedFolder, hash_of
 from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, PermissionDenied
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
-from memlm.indexing.sync import SYNCED, sync_index
+from memlm.indexing.sync import sync_index
+from memlm.indexing.synced import SYNCED
 from memlm.language_model import LanguageModel
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.server.jobs.uploads import Upload
@@ -97,14 +101,6 @@ def ground(running: tuple[RunningServer, Path], tmp_path: Path, corpus_folder: P
         client.datastores.build("docs", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
         yield Ground(server, client, make_docs(tmp_path), folder / "stores", folder / "halts")
         client.datastores.unload("docs")
-
-
-def make_docs(folder: Path) -> Path:
-    docs = folder / "docs"
-    docs.mkdir()
-    for number, name in enumerate(("a.txt", "b.txt", "c.html")):
-        (docs / name).write_text(make_text(number, 20))
-    return docs
 
 
 def content(store: Path) -> dict[str, tuple[str, dict[str, object], list[int]]]:
@@ -208,6 +204,18 @@ def test_documents_of_others_stay(ground: Ground, tmp_path: Path) -> None:
     (other / "b.txt").unlink()
     assert ground.sync(other, replace=True).replaced == ("a.txt",)
     assert ground.ids() == {"a.txt", "c.html", "x.txt", "mine"}
+
+
+def test_a_document_that_others_have_put_in_its_place_stays(ground: Ground) -> None:
+    ground.sync()
+    put = [NewDocument("a.txt", "another's"), NewDocument("b.txt", "another's")]
+    ground.client.datastores.add("docs", put, replace=True, check="none").result(PATIENCE_S)
+    (ground.docs / "a.txt").unlink()
+    assert ground.sync() == SyncOutcome(num_kept=2, num_unchanged=1, kept=("b.txt", "a.txt"))
+    assert ground.sync(replace=True).replaced == ("b.txt",)
+    (ground.docs / "b.txt").unlink()
+    assert ground.sync().deleted == ("b.txt",)
+    assert ground.ids() == {"a.txt", "c.html"}
 
 
 def test_a_folder_that_has_a_name_may_lie_anywhere(ground: Ground, tmp_path: Path) -> None:
@@ -452,6 +460,58 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
         eve.datastores.add("docs", [NewDocument("e", "a text")], check="none").result(PATIENCE_S)
 
 
+class Handshake:
+    """Lets a thread that reads wait until the loop, which another task runs in, has done something."""
+
+    def __init__(self) -> None:
+        self.count, self._loop = 0, asyncio.get_running_loop()
+
+    def wait(self) -> None:
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(done.set)
+        assert done.wait(10), "the loop stands still"
+        self.count += 1
+
+
+class WaitingCorpus(Corpus):
+    """Lists no file before the loop has gone on."""
+
+    handshake: Handshake
+
+    def found(self, *arguments: Callable[[Path, OSError], None]) -> list[tuple[str, Path]]:
+        WaitingCorpus.handshake.wait()
+        return super().found(*arguments)
+
+
+async def test_the_loop_goes_on_while_an_awaited_upload_reads(ground: Ground) -> None:
+    handshake = WaitingCorpus.handshake = Handshake()
+
+    def documents() -> Iterator[NewDocument]:
+        for number in range(3):
+            handshake.wait()
+            yield NewDocument(f"awaited-{number}", "a text")
+
+    def broken() -> Iterator[NewDocument]:
+        yield from documents()
+        raise RuntimeError("the documents end here")
+
+    async with AsyncClient(ground.server.address) as client:
+        job = await client.datastores.add("docs", documents(), check="none")
+        await job.result(PATIENCE_S)
+        assert handshake.count == 3
+        with pytest.raises(RuntimeError, match="the documents end here"):
+            await client.datastores.add("docs", broken(), check="none")
+        read = Corpus([ground.docs], on_document=lambda file, document: handshake.wait())
+        for corpus, most in ((read, 3), (WaitingCorpus([ground.docs]), 2)):
+            handshake.count = 0
+            await (await client.datastores.sync("docs", corpus, check="none")).result(PATIENCE_S)
+            assert handshake.count >= most
+        with pytest.raises(NotFound):
+            await client.datastores.sync("nowhere", read, check="none")
+    assert ground.ids() == {"a.txt", "b.txt", "c.html", *(f"awaited-{number}" for number in range(3))}
+    wait_until(lambda: not any(thread.name.startswith("upload") for thread in threading.enumerate()))
+
+
 def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Ground, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "memlm", "index", "sync", "docs", str(ground.docs)]
     command += ["--target", ground.server.address, "--check", "none"]
@@ -496,6 +556,33 @@ def test_what_is_deleted_during_a_replacement_does_not_come_back(ground: Ground,
     job.result(PATIENCE_S)
     assert ground.ids() == {"b.txt", "c.html", *(f"large-{n}" for n in range(12))}
     assert ground.sync().added == ("d.txt",)
+
+
+def test_what_is_deleted_while_a_replacement_goes_into_service_does_not_come_back(ground: Ground) -> None:
+    """The replacement has looked for deletions by then, and the old datastore takes another one."""
+    corpus = shutil.copytree(ground.docs, ground.halts.parent / "late", dirs_exist_ok=True)
+    ground.sync()
+    build, pid = ground.halt(
+        lambda: ground.client.datastores.build("docs", str(large(corpus)), replace=True, keys="none", check="none")
+    )
+    (ground.docs / "a.txt").unlink()
+    assert ground.sync().deleted == ("a.txt",)
+    ground.halts.write_text("delete")  # where a.txt goes from the replacement
+    os.kill(pid, signal.SIGCONT)
+    stopped = list[int]()
+    wait_until(
+        lambda: stopped.extend(each for each in set(ground.server.job_pids) - {pid} if is_stopped(each)) or stopped
+    )
+    ground.halts.unlink()
+    (ground.docs / "b.txt").unlink()
+    job = ground.client.datastores.sync("docs", ground.docs, check="none")
+    wait_until(lambda: content(ground.store).keys() == {OWN, "c.html"})
+    assert job.progress().state == JobState.RUNNING  # until b.txt is in no answer
+    os.kill(stopped[0], signal.SIGCONT)
+    assert job.result(PATIENCE_S).sync.deleted == ("b.txt",)
+    build.result(PATIENCE_S)
+    assert ground.ids() == {"c.html", *(f"large-{n}" for n in range(12))}
+    assert ground.sync() == SyncOutcome(num_unchanged=1)
 
 
 @pytest.mark.parametrize("then", ["sync first", "build first", "cancelled"])

@@ -96,12 +96,19 @@ def run_index_worker_on_full_disk(*arguments: Any) -> None:
 
 def run_halting_index_worker(*arguments: Any) -> None:
     """Its jobs stop themselves once they have read or copied something, and before they commit it, or in the midst of
-    the phase that the file names, or where that is "committed" once they have committed, before they tell.
+    the phase that the file names, or where that is "committed" once they have committed, before they tell, or where it
+    is "delete" before they delete from a replacement.
     """
+    from memlm.server.jobs import worker
     from memlm.server.jobs.worker import ProgressReporter
     from memlm.server.jobs.worker import run_index_worker as run
 
-    report, tell = ProgressReporter.progress, ProgressReporter.committed
+    report, tell, delete = ProgressReporter.progress, ProgressReporter.committed, worker._delete
+
+    def delete_later(task: Any) -> None:
+        if _halting_phase() == "delete":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        delete(task)
 
     def committed(self: Any) -> None:
         if _halting_phase() == "committed":
@@ -118,6 +125,7 @@ def run_halting_index_worker(*arguments: Any) -> None:
 
     ProgressReporter.progress = progress  # type: ignore[method-assign]
     ProgressReporter.committed = committed  # type: ignore[method-assign]
+    worker._delete = delete_later
     run(*arguments)
 
 

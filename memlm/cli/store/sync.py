@@ -188,8 +188,8 @@ def _print_kind(kind: str, shown: Sequence[str], count: int) -> None:
     if kind == "kept" and count:
         out.print(
             "kept: not found, and not known to be gone, as in a file that cannot be read or is left out, or an empty"
-            " folder, or because another folder has it too; remove the empty folder, or delete the documents by their"
-            " ids"
+            " folder, or because another folder has it too; or changed by others since this folder brought it. Remove"
+            " the empty folder, replace what is in the folder (--replace), or delete the documents by their ids"
         )
 
 

@@ -51,7 +51,7 @@ def describe_build(store: Path, model: Path) -> str:
 
     try:
         journal = Journal.decode(store / JOURNAL)
-        entries: int | None = journal.entries
+        entries: int | None = 0 if journal.anew else journal.entries
         if journal.task.startswith(KEYS):
             return (
                 f"the text of {store} is committed and answers; memlm index keys {shlex.quote(str(store))} --model"
