@@ -80,8 +80,8 @@ def _without_interruption() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
+    for each in came:
+        signal.raise_signal(each)
 
 
 def _until_serving(lines: Iterable[str]) -> Iterator[str]:
