@@ -92,8 +92,8 @@ def _ways(checkpoint: Checkpoint, store: str | Path, text: Corpus, progress: Pro
     snapshot = datastore.snapshot
     pruned = snapshot.num_pruned_entries / max(1, snapshot.num_entries + snapshot.num_pruned_entries)
     tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
-    ways = [Way(snapshot.path.name, "one lam", replace(tuned, adaptive=None), pruned)]
-    if tuned.adaptive is not None:
+    ways = [Way(snapshot.path.name, "one lam", replace(tuned, knn=replace(tuned.knn, adaptive=None)), pruned)]
+    if tuned.knn.adaptive is not None:
         ways.append(Way(snapshot.path.name, "a lam that adapts", tuned, pruned))
     return ways
 

@@ -367,7 +367,7 @@ class LanguageModel:
         params = RetrievalParams.of(**retrieval)
         retriever, past = self.engine.stores.retriever(params), self.engine.own_past(params)
         context_ids, new_ids = split_ids(self.tokenizer, context, continuation)
-        as_document = retriever is not None and retriever.changes_output
+        as_document = retriever is not None and retriever.knn.changes_output
         framed = self.tokenizer.framed(context_ids, as_document=as_document)
         return loglikelihood(self.checkpoint, framed, new_ids, retriever, past)
 

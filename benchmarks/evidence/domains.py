@@ -149,7 +149,7 @@ def searched(read: EncodedText, retriever: Retriever, settings: ContextSettings)
     past = OwnPast(settings, ContextCache(read.keys_ND.shape[1]))
     past.cache.append(read.keys_ND, read.targets_N)
     own = past.search(read.keys_ND, read.max_logprobs_N)
-    logweights_NK, lams_N = replace(retriever, adaptive=None).weigh(adaptive.neighbors, None)
+    logweights_NK, lams_N = replace(retriever.knn, adaptive=None).weigh(adaptive.neighbors, None)
     one = replace(adaptive, logweights_QK=logweights_NK, lams_Q=lams_N)
     return {ONE_LAM: one, ADAPTIVE: adaptive, CACHE: own, BOTH: with_past(adaptive, own)}
 

@@ -59,8 +59,8 @@ def by_size(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> l
             record = snapshot.segments[0].record
             words = {"text": prepared.domain.name, "entries": snapshot.num_entries, "index": record.index}
             same = {
-                "documents": len(texts), "stored_documents": snapshot.num_documents, "k": retriever.k,
-                "nprobe": retriever.nprobe or record.nprobe,
+                "documents": len(texts), "stored_documents": snapshot.num_documents, "k": retriever.knn.k,
+                "nprobe": retriever.knn.nprobe or record.nprobe,
                 "bytes_per_entry": snapshot.bytes_on_disk / snapshot.num_entries, **times,
             }  # fmt: skip
         rows += [{**words, "way": way, **nats_less(texts, way), **same} for way in (ONE_LAM, ADAPTIVE)]

@@ -69,7 +69,7 @@ class TaskReader(MemlmLM):
                 weighed[way] = None
                 continue
             found = found or retriever.search(keys_ND, max_logprobs_N)
-            logweights_NK, lams_N = retriever.weigh(found.neighbors, max_logprobs_N)
+            logweights_NK, lams_N = retriever.knn.weigh(found.neighbors, max_logprobs_N)
             weighed[way] = replace(found, logweights_QK=logweights_NK, lams_Q=lams_N)
         return weighed
 

@@ -118,10 +118,13 @@ def tasks_of(asked: AskedTasks, checkpoint: Checkpoint, prepared: Prepared, prog
         raise Unavailable(MISSING) from error
     with Datastore.open(prepared.store) as datastore, LanguageModel(checkpoint) as lm:
         tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
-        ways: dict[str, Retriever | None] = {ALONE: None, ONE_LAM: replace(tuned, adaptive=None)}
-        if tuned.adaptive is not None:
+        ways: dict[str, Retriever | None] = {
+            ALONE: None,
+            ONE_LAM: replace(tuned, knn=replace(tuned.knn, adaptive=None)),
+        }
+        if tuned.knn.adaptive is not None:
             threshold = threshold_of(checkpoint, prepared, tuned, asked.keep_gain)
-            gated = replace(tuned, adaptive=replace(tuned.adaptive, threshold=threshold))
+            gated = replace(tuned, knn=replace(tuned.knn, adaptive=replace(tuned.knn.adaptive, threshold=threshold)))
             ways |= {ADAPTIVE: tuned, THRESHOLDED: gated}
         rows, reader = _own_text(checkpoint, prepared, tuned, ways), TaskReader(lm, ways, progress)
         alone: dict[str, Float64[np.ndarray, " Q"]] = {}
@@ -137,16 +140,16 @@ def tasks_of(asked: AskedTasks, checkpoint: Checkpoint, prepared: Prepared, prog
 
 def threshold_of(checkpoint: Checkpoint, prepared: Prepared, tuned: Retriever, keep_gain: float) -> float:
     """The threshold of λ that keeps this share of the gain on the tuning documents."""
-    assert tuned.adaptive is not None
+    assert tuned.knn.adaptive is not None
     parts = list[Trial]()
     for number, document in enumerate(prepared.domain.tuning):
         read = read_document(checkpoint, document, windows_for(checkpoint))
         found = tuned.search(read.keys_ND, read.max_logprobs_N)
-        features_QF = features_of(found.neighbors, found.logweights_QK, tuned.temperature, read.max_logprobs_N)
+        features_QF = features_of(found.neighbors, found.logweights_QK, tuned.knn.temperature, read.max_logprobs_N)
         knn_Q, _ = found.mix_targets(read.lm_logprobs_N, read.targets_N)
         lm_Q, knn_Q = (np.exp(each.astype(np.float64)) for each in (read.lm_logprobs_N, knn_Q))
         parts.append(Trial(features_QF, lm_Q, knn_Q, np.full(len(lm_Q), number)))
-    return find_threshold(Trial.joined(parts), tuned.adaptive, keep_gain)[0]
+    return find_threshold(Trial.joined(parts), tuned.knn.adaptive, keep_gain)[0]
 
 
 def _own_text(
@@ -159,7 +162,7 @@ def _own_text(
         found, logprobs = tuned.search(read.keys_ND, read.max_logprobs_N), {ALONE: read.lm_logprobs_N}
         for way, retriever in ways.items():
             if retriever is not None:
-                logweights_NK, lams_N = retriever.weigh(found.neighbors, read.max_logprobs_N)
+                logweights_NK, lams_N = retriever.knn.weigh(found.neighbors, read.max_logprobs_N)
                 logprobs[way] = logprobs_of(read, replace(found, logweights_QK=logweights_NK, lams_Q=lams_N))
                 lams[way].append(lams_N)
         texts.append(ReadText(document, read, logprobs))

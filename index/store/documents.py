@@ -151,9 +151,12 @@ class DocumentTable:
         the whole table, and parses the metadata of these alone.
         """
         with self._readable():
-            any_of_them = " or ".join(["instr(metadata, ?)"] * len(names))
-            query = f"select * from documents where {any_of_them} order by row"
-            yield from map(_document, self._base.execute(query, [json.dumps(name) for name in names]))
+            query = (
+                "select * from documents where exists"
+                " (select 1 from json_each(?) where instr(metadata, json_each.value)) order by row"
+            )
+            needles = json.dumps([json.dumps(name) for name in names])
+            yield from map(_document, self._base.execute(query, (needles,)))
 
     def rows_named(self, name: str) -> list[int]:
         """The rows of all documents that `is_named` accepts. Only a glob reads the whole table."""

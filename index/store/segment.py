@@ -76,7 +76,7 @@ class Segment:
         return inodes is not None and (record, inodes) == (self.record, self._inodes)
 
     def share_metadata(self, other: Segment) -> None:
-        """Takes what was or will be read of the metadata of another segment, if that has the same documents."""
+        """Takes all that was or will be read of the metadata of another segment, if that has the same documents."""
         if other.core == self.core:
             self.metadata = other.metadata
 

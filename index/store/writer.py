@@ -73,8 +73,8 @@ OWN_FILES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a writer writes: whether the entries have keys, the rows that it takes from other segments, and whether it
-    begins `anew`, also after a kill.
+    """The things that a writer writes: whether the entries have keys, the rows that it takes from other segments, and
+    whether it begins `anew`, also after a kill.
     """
 
     spec: StoreSpec

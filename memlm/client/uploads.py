@@ -164,7 +164,7 @@ class AsyncRequestStream(RequestStream):
 
     @contextmanager
     def reraising_producer_errors(self) -> Iterator[None]:
-        """Raises as that of the base. Then the thread closes what is left of the messages, and ends."""
+        """Raises as that of the base. Then the thread closes the rest of the messages, and ends."""
         try:
             with super().reraising_producer_errors():
                 yield

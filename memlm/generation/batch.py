@@ -108,17 +108,21 @@ class Batch:
 
     def remove(self, sequence: RunningSequence) -> None:
         """Removes a sequence and frees its place at once. Does nothing for one that is not in the batch."""
-        for other in sequence.rows:
-            if other is not sequence:
-                self.remove(other)
+        rows = sequence.rows or (sequence,)
         self._held.pop(sequence.mixture, None)
+        self._joining = [joining for joining in self._joining if joining.sequence not in rows]  # of a step that failed
+        self._prompts.remove(rows)
+        for each in rows:
+            self._remove_row(each)
+
+    def _remove_row(self, sequence: RunningSequence) -> None:
         if sequence in self._rows:
             row = self._rows.index(sequence)
             self._pool.remove_row(row)
             self._rows[row] = self._rows[-1]
             self._rows.pop()
-        elif self._apart.pop(sequence, None) is None:
-            self._prompts.remove(sequence)
+        else:
+            self._apart.pop(sequence, None)
 
     def shrink(self) -> None:
         """Frees the memory of all rows but one, if the batch is empty."""
@@ -262,7 +266,8 @@ class Batch:
                 sequence = each.sequence
                 if sequence.mixture is not None:
                     of_mixtures[sequence] = logprobs_NV[0]
-                elif sequence.failure is None:
+                    continue
+                if sequence.failure is None:
                     try:
                         tokens, num_read = sequence.generation.sample_draft(
                             logprobs_NV, results_N, sequence.since_s, past

@@ -70,7 +70,7 @@ class Generation:
         self._lease, self._session = lease, lease.state if lease else SessionState()
         self._is_chat = isinstance(request, ChatRequest)
         self._end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
-        as_document = retriever is not None and retriever.changes_output
+        as_document = retriever is not None and retriever.knn.changes_output
         self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
         self._context_ids = [*self._session.context_ids, *prompt.ids]
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
@@ -140,7 +140,7 @@ class Generation:
         """The last tokens, up to a place of the draft, of which memory may repeat no run. Empty without the guard
         against loops.
         """
-        changes_output = self.retriever is not None and self.retriever.changes_output
+        changes_output = self.retriever is not None and self.retriever.knn.changes_output
         if self.past is not None:
             changes_output |= self.past.is_searched
         if not changes_output or self._request.retrieval.loop_guard is False:
@@ -275,5 +275,5 @@ def _accepted(retriever: Retriever | None, request_id: str, seed: int) -> Accept
     if retriever is None:
         return Accepted(request_id, seed, store=None, k=0, lam=0.0, knn_temperature=0.0)
     store = retriever.name or None  # without one that is searched, there is no name
-    knn = retriever.k, retriever.lam, retriever.temperature
+    knn = retriever.knn.k, retriever.knn.lam, retriever.knn.temperature
     return Accepted(request_id, seed, store, *knn, keyed_share=retriever.keyed_share)

@@ -64,13 +64,14 @@ def loglikelihood(
     _check(checkpoint, read_ids)
     with torch.inference_mode():
         hidden_BTD, keys_BTD = decoder(torch.tensor([read_ids]))
-        hidden_ND, keys_TD = hidden_BTD[0, -count:], keys_BTD[0].float().cpu().numpy()
+        hidden_ND, num_keys = hidden_BTD[0, -count:], count if past is None else len(read_ids)
         lm_logprobs_NV, found = decoder.logprobs(hidden_ND).cpu(), None
+        keys_TD = keys_BTD[0, -num_keys:].float().cpu().numpy()
         max_logprobs_N = lm_logprobs_NV.amax(dim=1).numpy()
         if retriever is not None:
             found = retriever.search(keys_TD[-count:], max_logprobs_N)
-            if retriever.gate is not None:
-                mixed_ND = gated(decoder, retriever.gate, hidden_ND.float(), found.neighbors)
+            if retriever.knn.gate is not None:
+                mixed_ND = gated(decoder, retriever.knn.gate, hidden_ND.float(), found.neighbors)
                 lm_logprobs_NV = decoder.logprobs(mixed_ND.to(decoder.dtype)).cpu()
         if past is not None:
             past.cache.append(keys_TD, np.array([*read_ids[1:], new_ids[-1]]))

@@ -1,11 +1,10 @@
-"""Prompts -> the states behind them: read in pieces, several at once, and what they begin with in common only once."""
+"""Prompts -> the states behind them: read in pieces, and several at once."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,44 +14,27 @@ from memlm.generation.step_search import Decoded, RunningSequence, remember
 from memlm.model import Decoder, DecoderState, decoding_threads
 
 PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (benchmarks/log, 2026-11-21)
-SHARED_TOKENS = 32  # a shorter beginning is not worth a copy of its keys and values
 
 
 @dataclass(eq=False, slots=True)
 class Prompt:
     """A sequence before its first token: its KV cache, and how much of the prompt is in it. One that is `apart` keeps
-    this cache to its end. `followers` begin with as many of its tokens as stand beside them, and wait for these.
+    this cache to its end.
     """
 
     sequence: RunningSequence
     state: DecoderState | None
     apart: bool
     done: int = 0
-    followers: list[tuple[int, Prompt]] = field(default_factory=list)
-
-    @property
-    def ids(self) -> list[int]:
-        """Its tokens."""
-        return self.sequence.generation.pending_ids
 
     @property
     def num_pending(self) -> int:
         """Tokens left to read."""
-        return len(self.ids) - self.done
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether nothing is read before its tokens."""
-        return not self.sequence.generation.continues
-
-    def piece(self, size: int) -> list[int]:
-        """The next tokens, at most `size`, up to the place where a follower leaves."""
-        stop = min([self.done + size, *(shared for shared, _ in self.followers)])
-        return self.ids[self.done : stop]
+        return len(self.sequence.generation.pending_ids) - self.done
 
 
 class Through(NamedTuple):
-    """A prompt that was read, the row of the state that read it, and what stands behind its last token."""
+    """A prompt that was read, the row of the state that read it, and the states behind its last token."""
 
     prompt: Prompt
     state: DecoderState
@@ -61,118 +43,82 @@ class Through(NamedTuple):
 
 
 class Prompts:
-    """The prompts of a batch, the oldest first. `places_for` says how many places a state of so many tokens needs."""
+    """The prompts of a batch, the oldest first. Those of mixtures have a queue of their own, and half of each step
+    where others wait. `places_for` is the number of places that a state of so many tokens needs.
+    """
 
     def __init__(self, decoder: Decoder, places_for: Callable[[int], int]) -> None:
         self._decoder, self._places_for = decoder, places_for
-        self._queue = deque[Prompt]()
+        self._alone, self._mixed = deque[Prompt](), deque[Prompt]()
 
     def __len__(self) -> int:
-        return sum(1 + len(prompt.followers) for prompt in self._queue)
+        return len(self._alone) + len(self._mixed)
 
     def add(self, prompt: Prompt) -> None:
-        """Adds a prompt. One that begins as another one does waits for it, and takes over what that has read."""
-        shared, leader = max(self._beginnings(prompt), key=lambda each: each[0], default=(0, None))
-        if leader is None or shared < SHARED_TOKENS:
-            self._queue.append(prompt)
-        else:
-            leader.followers.append((shared, prompt))
+        """Adds a prompt."""
+        (self._alone if prompt.sequence.mixture is None else self._mixed).append(prompt)
 
-    def _beginnings(self, prompt: Prompt) -> Iterator[tuple[int, Prompt]]:
-        """How many tokens are those of other prompts, of which the last one and what was read before are not shared."""
-        if prompt.state is not None:
-            return
-        for other in self._queue:
-            if other.is_fresh and other.sequence.generation.adapter == prompt.sequence.generation.adapter:
-                shared = min(num_common(prompt.ids, other.ids), len(prompt.ids) - 1, len(other.ids) - 1)
-                if shared > other.done:
-                    yield shared, other
-
-    def remove(self, sequence: RunningSequence) -> None:
-        """Removes the prompt of a sequence. Those that wait for it go on from where it is."""
-        for prompt in self._queue:
-            prompt.followers = [each for each in prompt.followers if each[1].sequence is not sequence]
-        gone = next((prompt for prompt in self._queue if prompt.sequence is sequence), None)
-        if gone is not None:
-            place = self._queue.index(gone)
-            del self._queue[place]
-            for _, follower in reversed(gone.followers):
-                self._fork(gone, follower)
-                self._queue.insert(place, follower)
+    def remove(self, sequences: Sequence[RunningSequence]) -> None:
+        """Removes the prompts of some sequences."""
+        gone = set(sequences)
+        for queue in (self._alone, self._mixed):
+            left = [prompt for prompt in queue if prompt.sequence not in gone]
+            queue.clear()
+            queue.extend(left)
 
     def read(self, room: int) -> list[Through]:
         """Reads `room` tokens. Returns the prompts that are through."""
         through = list[Through]()
-        while self._queue and room > 0:
-            group = self._next_group(room)
-            size = min(room, max(prompt.num_pending for prompt in group))
-            pieces = [prompt.piece(size) for prompt in group]
-            through += self._read(group, pieces)
-            room -= len(group) * max(map(len, pieces))
+        shares = [(self._alone, room)] if not self._mixed else [(self._alone, room // 2), (self._mixed, room)]
+        for queue, share in shares:
+            left = min(share, room)
+            while queue and left > 0:
+                group = self._next_group(queue, left)
+                size = min(left, max(prompt.num_pending for prompt in group))
+                through += self._read(queue, group, size)
+                left -= len(group) * size
+                room -= len(group) * size
         return through
 
-    def _read(self, group: Sequence[Prompt], pieces: Sequence[Sequence[int]]) -> list[Through]:
-        """Reads a piece of each of the oldest prompts. Returns those that are through."""
+    def _read(self, queue: deque[Prompt], group: Sequence[Prompt], size: int) -> list[Through]:
+        """Reads up to `size` tokens of each of the oldest prompts. Returns those that are through."""
+        pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
         if (state := group[0].state) is None:
             capacity = self._places_for(max(prompt.num_pending for prompt in group))
             adapters_B = [prompt.sequence.generation.adapter for prompt in group]
             state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
             if len(group) == 1:
                 group[0].state = state
-        with decoding_threads(self._decoder, len(group) * max(map(len, pieces))):
-            hidden_BTD, keys_BTD = self._decoder(padded(pieces), state, new_B=list(map(len, pieces)))
+        with decoding_threads(self._decoder, len(group) * size):
+            hidden_BTD, keys_BTD = self._decoder(padded(pieces), state, new_B=[len(piece) for piece in pieces])
         through = list[Through]()
         for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
             prompt.done += len(piece)
-            for each in (prompt, *(follower for _, follower in prompt.followers)):
-                remember(each.sequence, piece, keys_BTD[row, : len(piece)])
-            if not prompt.num_pending:
-                self._queue.popleft()
-                last = slice(len(piece) - 1, len(piece))
-                through.append(
-                    Through(prompt, state, row, Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last]))
-                )
-        self._let_go(group[0])
+            remember(prompt.sequence, piece, keys_BTD[row, : len(piece)])
+            if prompt.num_pending:
+                continue
+            queue.popleft()
+            last = slice(len(piece) - 1, len(piece))
+            after = Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last])
+            through.append(Through(prompt, state, row, after))
         return through
 
-    def _let_go(self, prompt: Prompt) -> None:
-        """Lets the followers go on by themselves that the prompt has come as far as."""
-        for shared, follower in reversed(prompt.followers):
-            if shared == prompt.done:
-                self._fork(prompt, follower)
-                self._queue.insert(1, follower)  # it has waited as long
-        prompt.followers = [each for each in prompt.followers if each[0] > prompt.done]
-
-    def _fork(self, prompt: Prompt, follower: Prompt) -> None:
-        """Gives a follower what its prompt has read."""
-        if prompt.done:
-            assert prompt.state is not None  # one with followers is read alone
-            follower.state = prompt.state.extract_row(0, capacity=self._places_for(len(follower.ids)))
-            follower.done = prompt.done
-
-    def _next_group(self, room: int) -> list[Prompt]:
+    def _next_group(self, queue: deque[Prompt], room: int) -> list[Prompt]:
         """Returns the oldest prompt, with those behind it that are cheaper to read along than by themselves.
 
         Each saves one reading of the weights, and costs the padding that makes all of them as long as the longest.
         """
-        first, *others = self._queue
+        first, *others = queue
         group, longest, total = [first], first.num_pending, first.num_pending
-        if first.state is not None or first.followers or longest > room:
+        if first.state is not None or longest > room:
             return group
         for prompt in others:
             longest, total = max(longest, prompt.num_pending), total + prompt.num_pending
             cells = (len(group) + 1) * longest
-            is_own = prompt.state is not None or bool(prompt.followers)
-            if is_own or cells > room or cells - total > PADDING_TOKENS * len(group):
+            if prompt.state is not None or cells > room or cells - total > PADDING_TOKENS * len(group):
                 break
             group.append(prompt)
         return group
-
-
-def num_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin with in common."""
-    most = min(len(first), len(second))
-    return bisect_left(range(1, most + 1), True, key=lambda size: first[:size] != second[:size])
 
 
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:

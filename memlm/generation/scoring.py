@@ -67,7 +67,7 @@ def score_parts(
     """Scores the windows of one document, with the datastores of a retriever and the document's own `past`, which is
     empty at first. Yields None after a piece of work without a result. `may_be_partial` is as in `Retriever.search`.
     """
-    encoder, gate = Encoder(checkpoint.decoder), retriever.gate if retriever else None
+    encoder, gate = Encoder(checkpoint.decoder), retriever.knn.gate if retriever else None
     for block in blocks_of(windows, at_once):
         for part in encoder.parts(block, hidden=gate is not None or top_logprobs > 0):
             if part is None:
@@ -201,9 +201,9 @@ class ScoreAccumulator:
         return Score(
             **parts,
             store=retriever.name,
-            k=retriever.k,
-            lam=retriever.lam,
-            knn_temperature=retriever.temperature,
+            k=retriever.knn.k,
+            lam=retriever.knn.lam,
+            knn_temperature=retriever.knn.temperature,
             token_scores=token_scores,
             searched_share=self.searched_share,
         )

@@ -28,7 +28,7 @@ class RunningSequence:
     """A generation in the batch, with its tokens of the last step, or its failure. After the last step, `state` is the
     KV cache for its session, if it has one. `since_s` (perf_counter) is the end of its last step.
 
-    A text of a `mixture` has a sequence for each of its `rows`, of which its first one speaks for all.
+    A text of a `mixture` has a sequence for each of its `rows`, of which its first one stands for all.
     """
 
     generation: Generation
@@ -122,16 +122,16 @@ def _search_together(
 ) -> RetrievalResult:
     """The neighbors of the positions of a retriever, without those that would repeat a text."""
     rows, max_logprobs_Q = [position.row for position in positions], None
-    if retriever.needs_max_logprob:
+    if retriever.knn.adaptive is not None:
         max_logprobs_Q = logprobs_RV.numpy()[rows].max(axis=1)
     keys_QD = _as_numpy(torch.stack([position.each.keys_ND[position.place] for position in positions]))
     views_Q = [position.views for position in positions]
     found = retriever.search(keys_QD, max_logprobs_Q, views_Q, may_be_partial=True)
     texts = [position.each.sequence.generation.guarded_ids(position.place) for position in positions]
     found = without_repeats(found, texts, retriever.tokens_before)
-    if retriever.gate is not None:
+    if retriever.knn.gate is not None:
         hidden_QD = torch.stack([position.each.hidden_ND[position.place] for position in positions])
-        logprobs_RV[rows] = decoder.logprobs(gated(decoder, retriever.gate, hidden_QD, found.neighbors)).cpu()
+        logprobs_RV[rows] = decoder.logprobs(gated(decoder, retriever.knn.gate, hidden_QD, found.neighbors)).cpu()
     return found
 
 

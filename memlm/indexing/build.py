@@ -141,8 +141,8 @@ def build_index(
     own documents, each of which is left out of the search for its neighbors. `dtype` is the data type of a model that
     is given by its path. An `encoder` reads the corpus in other processes (`memlm.distributed.encoding.RayEncoder`).
     The same call resumes a build that was interrupted before its text was committed, and one `anew` begins again
-    without what was left. `on_tokens` gets each document with the tokens that are written. Raises AlreadyExists if
-    `out` holds a store, and StorageFull if the disk will not hold it.
+    without the rest of the earlier one. `on_tokens` gets each document with the tokens that are written. Raises
+    AlreadyExists if `out` holds a store, and StorageFull if the disk will not hold it.
     """
     corpus = corpus_of(corpus)
     check_build(out, keys=keys, index=index, target=target, prune=prune, check=check)
@@ -197,8 +197,8 @@ def add_to_index(
     With `replace`, a document replaces the one with its id at the commit. Otherwise such an id raises AlreadyExists.
     `check`, `encoder` and `on_tokens` are as of `build_index`; "quick" encodes some of the new documents again. Unless
     `check` is "none", a store that was never tuned, or has outgrown that, is tuned on its own documents.
-    `before_commit` is called when all tokens are written. An addition `anew` begins without what an interrupted one of
-    its kind left. Raises Incompatible for a store of another model.
+    `before_commit` is called when all tokens are written. An addition `anew` begins without the rest of an interrupted
+    one of its kind. Raises Incompatible for a store of another model.
     """
     check_choice("keys", keys, KEYS)
     check_choice("check", check, CHECKS)

@@ -24,7 +24,7 @@ class StoredText(NamedTuple):
 
     @property
     def digest(self) -> bytes:
-        """Equal for equal tokens, and for others only by an accident that nobody can bring about."""
+        """Equal for equal tokens, and for others only by an accident that cannot be brought about."""
         begin, end = self.segment.starts[self.row : self.row + 2]
         return blake2b(self.segment.values_N[begin:end].tobytes(), digest_size=16).digest()
 

@@ -48,7 +48,7 @@ def try_lists(texts: Sequence[EncodedText], retriever: Retriever, progress: Prog
         return None, 0.0
     numbers, nats = sorted({min(nprobe, nlist) for nprobe in PROBES}), list[float]()
     for done, nprobe in enumerate(numbers, start=1):
-        nats.append(_evaluate(texts, replace(retriever, nprobe=nprobe)))
+        nats.append(_evaluate(texts, replace(retriever, knn=replace(retriever.knn, nprobe=nprobe))))
         progress("try lists", done, len(numbers))
     fewest = next(place for place, each in enumerate(nats) if each <= nats[-1] + WORTH_MORE_LISTS)
     return numbers[fewest], nats[fewest] - nats[-1]

@@ -137,8 +137,8 @@ def measure_quality(store: ModelStore, trial: Trial) -> Quality:
     """Compares the store's index with exact search, with the store's own lam and temperature."""
     retriever = Retriever.of([store], RetrievalParams(k=trial.exact.ids_QK.shape[1]))
     queries, exact = trial.queries, trial.exact
-    found = leave_one_out(store.snapshot, store.snapshot, queries, retriever.k)
-    recall_Q, mass_Q = agreement(found, exact, retriever.temperature)
+    found = leave_one_out(store.snapshot, store.snapshot, queries, retriever.knn.k)
+    recall_Q, mass_Q = agreement(found, exact, retriever.knn.temperature)
     (recall, recall_error), (mass, mass_error) = mean_and_error(recall_Q), mean_and_error(mass_Q)
     change_Q = _nats(queries, found, retriever) - _nats(queries, exact, retriever)
     nats, nats_error = mean_and_error(change_Q)
@@ -154,7 +154,7 @@ def measure_quality(store: ModelStore, trial: Trial) -> Quality:
         softmax_mass_error=mass_error,
         nats_change=nats,
         nats_change_error=nats_error,
-        k=retriever.k,
+        k=retriever.knn.k,
         queries=len(change_Q),
         pruning_nats_change=pruning[0],
         pruning_nats_change_error=pruning[1],
@@ -282,5 +282,5 @@ def leave_one_out(snapshot: Snapshot, searcher: Searcher, queries: Queries, k: i
 
 
 def _nats(queries: Queries, found: Neighbors, retriever: Retriever) -> Float32[np.ndarray, " Q"]:
-    weighed = RetrievalResult.of(found, retriever.temperature, retriever.lam)
+    weighed = RetrievalResult.of(found, retriever.knn.temperature, retriever.knn.lam)
     return -weighed.mix_targets(queries.lm_logprobs_Q, queries.targets_Q)[1]

@@ -3,7 +3,7 @@
 A document is unchanged where the datastore holds the same tokens, title and metadata under its id. A document is gone
 where an earlier synchronization of the same files and folders brought it, this one does not find it, and neither its
 file nor a folder on the way to it is in doubt. One that others have put in its place meanwhile is neither replaced nor
-deleted. `memlm.indexing.synced` remembers what was brought.
+deleted. `memlm.indexing.synced` remembers the documents that were brought.
 
 Documents come from a folder of this machine (`SyncedFolder`), or from an upload of one (`memlm.server.jobs.uploads`).
 """
@@ -206,7 +206,7 @@ class _Compared:
         (self._unchanged if is_same else self._differing)[document.id] = content
 
     def plan(self, store: Path, *, replace: bool) -> SyncPlan:
-        """What follows, once all documents were taken. Raises AlreadyExists as `plan_sync`."""
+        """The rest, once all documents were taken. Raises AlreadyExists as `plan_sync`."""
         files, memory = self._source.files(), self._memory
         foreign = () if replace else self._foreign(store, files)
         live = {hash_of(document.id): document.id for document in self._snapshot.documents()}
@@ -244,7 +244,7 @@ class _Compared:
         return tuple(foreign)
 
     def _may_delete(self, id_: str, content: int, *, replace: bool) -> bool:
-        """Whether a document is what the source brought, and no other source has it too."""
+        """Whether a document is the one that the source brought, and no other source has it too."""
         return self._memory.has_own(id_, content) and (replace or not self._memory.of_others(id_, content))
 
 

@@ -1,8 +1,8 @@
-"""What a datastore remembers of synchronizations, in `synced.json`: which documents each one brought, and from where.
+"""The memory of a datastore of synchronizations, in `synced.json`: which documents each one brought, and from where.
 
-An origin is what was synchronized, by a hash. Of each document that it brought there is a row: hashes of its id, of its
-content as it is stored, and of its file and the folders on the way to that. So no name of a deleted document stays, and
-a document that others have put in its place is told from it. A row takes 28 bytes, and a folder 12.
+An origin is the hash of a folder that was synchronized. Of each document that it brought there is a row: hashes of its
+id, of its content as it is stored, and of its file and the folders on the way to that. So no name of a deleted document
+stays, and a document that others have put in its place is told from it. A row takes 28 bytes, and a folder 12.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Row(NamedTuple):
         return {*self.folder.split("/"), self.file}
 
     def has(self, content: int) -> bool:
-        """Whether a content is what was brought."""
+        """Whether a content is the one that was brought."""
         return self.content in (ANY, content)
 
 
@@ -65,9 +65,9 @@ def content_of(title: str, metadata: Mapping[str, Any], values_N: np.ndarray) ->
 
 @dataclass(frozen=True)
 class Notes:
-    """What a plan knows of documents: the contents of those that are stored as their files have them, and of those that
-    are `gone`; `held` ones, whose rows stay as they are; and the rows of other origins whose documents are in the
-    datastore no more.
+    """The knowledge of a plan of documents: the contents of those that are stored as their files have them, and of
+    those that are `gone`; `held` ones, whose rows stay as they are; and the rows of other origins whose documents are
+    in the datastore no more.
     """
 
     contents: Mapping[str, int] = field(default_factory=dict)
@@ -124,8 +124,9 @@ def note_coming(store: Path, origin: str, files: Mapping[str, str], contents: Ma
 def note_brought(
     store: Path, origin: str, files: Mapping[str, str], contents: Mapping[str, int], notes: Notes, *, takes: bool
 ) -> None:
-    """Notes what an origin has, after its commits: `files` are the ways of all documents that it has, and `contents`
-    those that were written. With `takes`, other origins have these no more. Rows of documents that are gone go.
+    """Notes the documents of an origin, after its commits: `files` are the ways of all documents that it has, and
+    `contents` those that were written. With `takes`, other origins have these no more. Rows of documents that are gone
+    go.
     """
     contents = {**notes.contents, **contents}
     new = {hash_of(id_): (Row.of(contents[id_], way),) for id_, way in files.items() if id_ in contents}
@@ -217,7 +218,7 @@ def _read(store: Path) -> dict[str, Rows]:
         return {str(origin): _decode_rows(packed) for origin, packed in synced.items()}
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OSError) as error:
         raise Corrupt(
             f"{store / SYNCED} is damaged ({error}); remove it: the next synchronization deletes nothing"
         ) from error

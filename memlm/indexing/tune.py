@@ -110,11 +110,11 @@ def tune(
         largest = RetrievalParams(k=min(largest_k, max(1, datastore.snapshot.keyed.num_entries)))
         start = Retriever.of([model_store], largest)
         evidence = _retrieve(checkpoint, start, texts, max_tokens, progress)
-        own = _own_text(model_store, checkpoint, start.k, progress)
-        k, temperature, lam = grid_search(evidence, start.temperature, own)
+        own = _own_text(model_store, checkpoint, start.knn.k, progress)
+        k, temperature, lam = grid_search(evidence, start.knn.temperature, own)
         tuned_on = texts.label + f" ({len(evidence.lm_logprobs_Q)} tokens)"
         report, adaptive = _fit_adaptive(evidence, own, k, temperature, lam, keep_gain, tuned_on)
-        chosen = replace(start, k=k, lam=lam, temperature=temperature)
+        chosen = replace(start, knn=replace(start.knn, k=k, lam=lam, temperature=temperature))
         nprobe, nprobe_loss = try_lists(evidence.texts, chosen, progress)
         report = replace(report, nprobe=nprobe, nprobe_loss=nprobe_loss)
         datastore.save_defaults(
@@ -199,7 +199,7 @@ def _retrieve(
         for (number, window), prediction in zip(block, encoder.predictions([each for _, each in block]), strict=True):
             if num_tokens < TRIAL_TOKENS:
                 first_windows.append((number, EncodedText.of(window, prediction)))
-            found = snapshot.search(prediction.keys_ND, retriever.k, nprobe=nprobe)
+            found = snapshot.search(prediction.keys_ND, retriever.knn.k, nprobe=nprobe)
             agrees.append(found.values_QK == window.targets_N[:, None])
             window_numbers.append(np.full(len(window.targets_N), len(window_numbers)))
             predictions.append(prediction)

@@ -41,7 +41,7 @@ class MemlmLM(LM):  # type: ignore[misc]  # the harness is untyped
         self.lm = model if isinstance(model, LanguageModel) else load(model, stores, dtype=dtype)
         self._retrieval, self._is_chat, self._params = retrieval, False, RetrievalParams.of(**retrieval)
         self._retriever = self.lm.engine.stores.retriever(self._params)
-        self._as_document = self._retriever is not None and self._retriever.changes_output
+        self._as_document = self._retriever is not None and self._retriever.knn.changes_output
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """The log-probability of each continuation after its context, and whether greedy decoding gives it."""

@@ -41,7 +41,7 @@ class DatastoreProcessor(LogitsProcessor):
             raise InvalidInput(
                 "no datastore with keys is loaded, and this needs one; give stores to memlm.load", field="store"
             )
-        if retriever.gate is not None:
+        if retriever.knn.gate is not None:
             raise InvalidInput("spalm is not supported here; leave it out", field="spalm")
         self._retriever, self._dim = retriever, lm.info.dim
         self._keys_BD: Tensor | None = None

@@ -1,6 +1,6 @@
-"""The neighbors of keys with their weights: what a search of memories gives, and the mixture that is made of it.
+"""The neighbors of keys with their weights: the result of a search of memories, and the mixture that is made of it.
 
-Whatever reads a text (generation, scores, likelihoods, tuning, measurements) mixes here, and nowhere else.
+All that reads a text (generation, scores, likelihoods, tuning, measurements) mixes here, and nowhere else.
 """
 
 from __future__ import annotations

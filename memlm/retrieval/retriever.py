@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float32, Int64
 
 from memlm.api.generation import Neighbor
 from memlm.api.params import RetrievalParams
@@ -23,9 +23,8 @@ from memlm.index.neighbors import Neighbors
 from memlm.index.store.exclusion import Exclusion
 from memlm.index.store.filters import DocumentFilter
 from memlm.index.store.snapshot import Snapshot
-from memlm.retrieval.adaptive import AdaptiveLam, features_of
-from memlm.retrieval.gate import SpalmGate, load_gate
 from memlm.retrieval.interpolation import neighbor_logweights
+from memlm.retrieval.knn import KnnSettings
 from memlm.retrieval.passages import SHORTEST_PASSAGE, Passage
 from memlm.retrieval.result import RetrievalResult
 from memlm.retrieval.store import ModelStore
@@ -37,7 +36,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Retriever:
-    """Datastores and how to search them: k neighbors, softmax temperature, λ, and optionally a gate (SPALM).
+    """Datastores and how their neighbors are found and weighed.
 
     Retrievers are compared by identity: sequences of one batch that share a retriever share a search. `settings` are
     equal for two that would give equal results.
@@ -51,41 +50,21 @@ class Retriever:
 
     stores: tuple[ModelStore, ...]
     weights: tuple[float, ...]
-    k: int
-    lam: float
-    temperature: float
-    nprobe: int | None
-    gate: SpalmGate | None = None
-    adaptive: AdaptiveLam | None = None
+    knn: KnnSettings
     draft_stores: tuple[ModelStore, ...] = ()
     exclusion: Exclusion | None = None
     unrestricted: Retriever | None = None  # the one that this one is with an exclusion
 
     @classmethod
     def of(cls, stores: Sequence[ModelStore], params: RetrievalParams) -> Retriever:
-        """Settings that the request leaves open come from the defaults of the first store with keys. An adaptive λ
-        applies only to a request that searches one store and sets none of k, λ and temperature.
-
-        Documents are excluded by `excluding`. Raises InvalidInput for a weight of a store without keys.
+        """Settings are made by `KnnSettings.of`, and documents are excluded by `excluding`. Raises InvalidInput for a
+        weight of a store without keys.
         """
         draft_stores = tuple(store for store in stores if not store.snapshot.is_keyed)
         searched = tuple(store for store in stores if store not in draft_stores)
         weights = _weights_of(searched, draft_stores, params)
-        if not searched:
-            return cls((), (), k=0, lam=0.0, temperature=0.0, nprobe=None, draft_stores=draft_stores)
-        defaults = searched[0].snapshot.defaults
-        lam = 0.0 if params.spalm else defaults.lam  # the gate already mixes: interpolation comes only when asked for
-        return cls(
-            stores=searched,
-            weights=weights,
-            k=_given(params.k, defaults.k),
-            lam=float(_given(params.lam, lam)),
-            temperature=float(_given(params.knn_temperature, defaults.temperature)),
-            nprobe=_given(params.nprobe, defaults.nprobe),
-            gate=load_gate(searched[0].model_folder) if params.spalm else None,
-            adaptive=_adaptive_of(searched, params),
-            draft_stores=draft_stores,
-        )
+        knn = KnnSettings.of(searched, params) if searched else KnnSettings()
+        return cls(searched, weights, knn, draft_stores)
 
     def excluding(self, names: Sequence[str], as_of: str | None = None) -> Retriever:
         """The retriever without some documents: ids, folders of ids, or globs, and without those that do not hold at
@@ -136,19 +115,9 @@ class Retriever:
         """The names of the stores that are searched."""
         return " + ".join(store.name for store in self.stores)
 
-    @property
-    def changes_output(self) -> bool:
-        """Whether neighbors can change the distribution: λ = 0 is the model alone."""
-        return bool(self.lam or self.adaptive or self.gate)
-
     def is_needed(self, num_shown: int) -> bool:
         """Whether neighbors can change the distribution, or are part of an answer that shows `num_shown` a token."""
-        return self.changes_output or bool(self.stores and num_shown)
-
-    @property
-    def needs_max_logprob(self) -> bool:
-        """Whether λ depends on the model's largest log-probability."""
-        return self.adaptive is not None
+        return self.knn.changes_output or bool(self.stores and num_shown)
 
     def search(
         self,
@@ -169,7 +138,7 @@ class Retriever:
         begin_s = time.perf_counter()
         views = views or [self.views] * len(keys_QD)
         found = [
-            store.search([each[number] for each in views], keys_QD, self.k, nprobe=self.nprobe, only=only)
+            store.search([each[number] for each in views], keys_QD, self.knn.k, nprobe=self.knn.nprobe, only=only)
             for number, store in enumerate(self.stores)
         ]
         result = self._weighed(found[0], max_logprobs_Q) if len(found) == 1 else self._union(found)
@@ -238,33 +207,18 @@ class Retriever:
 
     def _weighed(self, found: Neighbors, max_logprobs_Q: Float32[np.ndarray, " Q"] | None) -> RetrievalResult:
         """The neighbors in the only store."""
-        logweights_QK, lams_Q = self.weigh(found, max_logprobs_Q)
+        logweights_QK, lams_Q = self.knn.weigh(found, max_logprobs_Q)
         return RetrievalResult(found, logweights_QK, lams_Q, np.zeros_like(found.ids_QK), shares_Q=found.shares_Q)
-
-    def weigh(
-        self, neighbors: Neighbors, max_logprobs_Q: Float32[np.ndarray, " Q"] | None
-    ) -> tuple[Float32[np.ndarray, "Q K"], Float64[np.ndarray, " Q"]]:
-        """The log-weights of neighbors of one store, and λ, which adapts where `max_logprobs_Q` are given."""
-        if self.adaptive is None:
-            return neighbor_logweights(neighbors.distances_QK, self.temperature), np.full(
-                len(neighbors.ids_QK), self.lam
-            )
-        temperatures = self.adaptive.temperatures(neighbors.distances_QK, self.temperature)
-        logweights_QK = neighbor_logweights(neighbors.distances_QK, temperatures)
-        if max_logprobs_Q is None:
-            return logweights_QK, np.full(len(neighbors.ids_QK), self.lam)
-        features_QF = features_of(neighbors, logweights_QK, self.temperature, max_logprobs_Q)
-        return logweights_QK, self.adaptive.lams(features_QF).astype(np.float64)
 
     def _union(self, parts: Sequence[Neighbors]) -> RetrievalResult:
         """Finds the k entries of largest weight in one softmax over all stores. A store's weight is a shift of its
         distances by -temperature log(weight).
         """
-        shifts = [np.float32(-self.temperature * np.log(weight)) for weight in self.weights]
+        shifts = [np.float32(-self.knn.temperature * np.log(weight)) for weight in self.weights]
         shifted_QM = np.concatenate(
             [part.distances_QK + shift for part, shift in zip(parts, shifts, strict=True)], axis=1
         )
-        order_QK = np.argsort(shifted_QM, axis=1, kind="stable")[:, : self.k]
+        order_QK = np.argsort(shifted_QM, axis=1, kind="stable")[:, : self.knn.k]
         arrays = [
             (part.distances_QK, part.ids_QK, part.values_QK, np.full_like(part.ids_QK, number))
             for number, part in enumerate(parts)
@@ -272,11 +226,11 @@ class Retriever:
         distances_QK, ids_QK, values_QK, stores_QK = (
             np.take_along_axis(np.concatenate(each, axis=1), order_QK, axis=1) for each in zip(*arrays, strict=True)
         )
-        logweights_QK = neighbor_logweights(np.take_along_axis(shifted_QM, order_QK, axis=1), self.temperature)
+        logweights_QK = neighbor_logweights(np.take_along_axis(shifted_QM, order_QK, axis=1), self.knn.temperature)
         neighbors = Neighbors(distances_QK, ids_QK, values_QK)
         partial = [part.shares_Q for part in parts if part.shares_Q is not None]
         shares_Q = np.minimum.reduce(partial) if partial else None
-        lams_Q = np.full(len(order_QK), self.lam)
+        lams_Q = np.full(len(order_QK), self.knn.lam)
         return RetrievalResult(neighbors, logweights_QK, lams_Q, stores_QK, shares_Q=shares_Q)
 
     def _count(self, result: RetrievalResult) -> None:
@@ -286,13 +240,9 @@ class Retriever:
         else:
             shares_QK = np.exp(result.logweights_QK)
             shares_S = np.bincount(result.stores_QK.ravel(), shares_QK.ravel(), minlength=len(self.stores))
-            weights = (self.lam * shares_S).tolist()
+            weights = (self.knn.lam * shares_S).tolist()
         for store, weight in zip(self.stores, weights, strict=True):
             store.counter.add_contexts(len(result.lams_Q), weight)
-
-
-def _given(value: _T | None, default: _T) -> _T:
-    return default if value is None else value
 
 
 def _weights_of(
@@ -308,13 +258,6 @@ def _weights_of(
                 field="stores",
             )
     return tuple(weight_of.get(store.name, 1.0) for store in stores)
-
-
-def _adaptive_of(stores: Sequence[ModelStore], params: RetrievalParams) -> AdaptiveLam | None:
-    """The adaptive λ that the only store was tuned with, if the request sets nothing that it was tuned along with."""
-    adaptive = stores[0].snapshot.defaults.adaptive
-    is_as_tuned = not params.spalm and params.lam is params.k is params.knn_temperature is None
-    return AdaptiveLam.of(adaptive) if adaptive is not None and is_as_tuned and len(stores) == 1 else None
 
 
 def exclusion_of(names: Sequence[str], stores: Sequence[ModelStore], as_of: str | None = None) -> Exclusion:

@@ -19,10 +19,12 @@ class CacheBudget:
     def __init__(self, max_bytes: int, checkpoint: Checkpoint) -> None:
         self.max_bytes, self._checkpoint = max_bytes, checkpoint
 
-    def required_bytes(self, num_tokens: int, num_rows: int = 1) -> int:
-        """The bytes of rows of so many tokens. Raises InvalidInput where that exceeds `max_bytes`."""
+    def required_bytes(self, num_tokens: int, num_rows: int = 1, copies: int = 1) -> int:
+        """The bytes of rows of so many tokens, of which there are `copies` for a while. Raises InvalidInput where that
+        exceeds `max_bytes`.
+        """
         decoder = self._checkpoint.decoder
-        required_bytes = num_rows * row_bytes(decoder.config, num_tokens, decoder.dtype)
+        required_bytes = copies * num_rows * row_bytes(decoder.config, num_tokens, decoder.dtype)
         if required_bytes > self.max_bytes:
             needed, total = required_bytes / MIB, self.max_bytes / MIB
             raise InvalidInput(

@@ -128,7 +128,9 @@ def generate_steps(
     started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner)
     generation, active.generations = started.generation, started.generations
     try:
-        active.cache_bytes = cache_budget.required_bytes(generation.max_positions, len(active.generations))
+        num_rows = len(active.generations)
+        copies = 1 if num_rows == 1 else 2  # the prompts of a mixture are kept beside their rows until the last is read
+        active.cache_bytes = cache_budget.required_bytes(generation.max_positions, num_rows, copies)
         active.must_wait = True
         yield None  # until it is admitted
         if isinstance(started.text, Mixture):

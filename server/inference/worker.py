@@ -244,7 +244,8 @@ class Worker:
                 self._drop(active)
             return
         for sequence in sequences:
-            self._advance(by_sequence[sequence])
+            if (active := by_sequence.get(sequence)) is not None:
+                self._advance(active)
 
     def _step_next(self) -> None:
         """Takes one step of one request outside the batch, by turns."""

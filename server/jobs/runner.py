@@ -324,8 +324,8 @@ class JobRunner:
         await self._records.write(job)
 
     async def _forget_deleted(self, job: Job) -> Path | None:
-        """Has other jobs forget what a synchronization has deleted. Returns the datastore that has taken the place of
-        its own before, having looked for deletions before these were committed.
+        """Has other jobs forget the documents that a synchronization has deleted. Returns the datastore that has taken
+        the place of its own before, having looked for deletions before these were committed.
         """
         if job.kind != SYNC or not (deleted := await asyncio.to_thread(noted_deletions, Path(job.documents))):
             return None
@@ -335,7 +335,9 @@ class JobRunner:
             return path if path is not None and self._records.is_replacement(path, job) else None
 
     async def _delete_from_what_replaced(self, job: Job) -> None:
-        """Has other jobs, and what has taken the place of its datastore, forget what a synchronization has deleted."""
+        """Has other jobs, and the one that has taken the place of its datastore, forget the documents that a
+        synchronization has deleted.
+        """
         if (path := await self._forget_deleted(job)) is not None:
             deleted = await asyncio.to_thread(noted_deletions, Path(job.documents))
             async with self.replacing:

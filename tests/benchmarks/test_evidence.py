@@ -72,11 +72,11 @@ def test_each_way_is_that_of_scoring(checkpoint, store_folder):
     settings = ContextSettings(k=5, temperature=0.5, lam=0.4)
     with Datastore.open(store_folder) as datastore:
         tuned = Retriever.of([ModelStore(datastore, checkpoint)], RetrievalParams())
-        retriever = replace(tuned, adaptive=LAM, lam=0.3)
+        retriever = replace(tuned, knn=replace(tuned.knn, adaptive=LAM, lam=0.3))
         read = read_document(checkpoint, document, size)
         found = searched(read, retriever, settings)
         slow = {
-            ONE_LAM: (replace(retriever, adaptive=None), False),
+            ONE_LAM: (replace(retriever, knn=replace(retriever.knn, adaptive=None)), False),
             ADAPTIVE: (retriever, False),
             CACHE: (None, True),
             BOTH: (retriever, True),

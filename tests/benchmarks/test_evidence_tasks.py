@@ -44,10 +44,14 @@ metric_list:
 """
 
 
+def as_set(retriever: Retriever, **settings: object) -> Retriever:
+    return replace(retriever, knn=replace(retriever.knn, **settings))
+
+
 @pytest.fixture
 def ways(lm) -> dict[str, Retriever | None]:
     tuned = lm.engine.stores.retriever(RetrievalParams())
-    return {"alone": None, "one": replace(tuned, adaptive=None, lam=0.4), "adaptive": replace(tuned, adaptive=LAM)}
+    return {"alone": None, "one": as_set(tuned, adaptive=None, lam=0.4), "adaptive": as_set(tuned, adaptive=LAM)}
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def test_questions_are_read_on_the_device_and_mixed_on_the_host(model_folder, st
     checkpoint = load_checkpoint(model_folder, trainable=True)  # not packed, which only processors are
     with LanguageModel(checkpoint, [store_folder]) as lm:
         tuned = lm.engine.stores.retriever(RetrievalParams())
-        reader = TaskReader(lm, {"alone": None, "one": replace(tuned, adaptive=None, lam=0.4)})
+        reader = TaskReader(lm, {"alone": None, "one": as_set(tuned, adaptive=None, lam=0.4)})
         pairs = [("the memory", " of a model"), ("it is silent:", " the")]
         with fake_device() as host:
             on_fake_gpu(checkpoint.decoder)

@@ -8,7 +8,6 @@ from random_adapters import SPECS, save_random_adapter
 
 from memlm.base.steps import run_steps
 from memlm.errors import Incompatible, InvalidInput, NotFound
-from memlm.generation import prefill
 from memlm.generation.drive import complete_all
 from memlm.generation.sessions.sessions import Sessions
 from memlm.language_model import LanguageModel, load
@@ -51,8 +50,7 @@ def test_an_adapter_changes_the_text_as_the_merged_model_does_and_others_stay_as
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_rows_of_one_batch_have_their_own_adapters(model_folder, folders, dtype, monkeypatch):
-    monkeypatch.setattr(prefill, "SHARED_TOKENS", 2)  # equal prompts of one adapter are read once
+def test_rows_of_one_batch_have_their_own_adapters(model_folder, folders, dtype):
     from memlm.api.params import GenerateRequest
 
     with load(model_folder, dtype=dtype, adapters=folders) as lm:

@@ -11,7 +11,6 @@ from running import alike
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
 from memlm.errors import InternalError
-from memlm.generation import prefill
 from memlm.generation.batch import Batch
 from memlm.generation.drive import stream
 from memlm.generation.generation import Generation
@@ -27,9 +26,8 @@ from memlm.model.state import pool as state_pool
 def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rooms are small at first, so that they grow in every test, and lie in pages of their own as large ones do.
 
-    Rows are attended to in runs of similar lengths, however short they are, and prompts share beginnings.
+    Rows are attended to in runs of similar lengths, however short they are.
     """
-    monkeypatch.setattr(prefill, "SHARED_TOKENS", 2)
     monkeypatch.setattr(state_pool, "FIRST_PLACES", 4)
     monkeypatch.setattr(pages, "LAZY_BYTES", 1)
     monkeypatch.setattr(forward, "ALIKE_PLACES", 1)
@@ -221,8 +219,7 @@ def test_a_store_that_fails_harms_only_those_that_ask_it(lm: LanguageModel, monk
     assert alike(tokens_seen, lm.generate("the", seed=1, max_tokens=4, use_store=False))
 
 
-def test_prompts_that_come_together_are_read_together(checkpoint, monkeypatch):
-    monkeypatch.setattr(prefill, "SHARED_TOKENS", 32)  # they begin alike for a token or two
+def test_prompts_that_come_together_are_read_together(checkpoint):
     reads = []
     handle = checkpoint.decoder.register_forward_pre_hook(lambda decoder, inputs: reads.append(tuple(inputs[0].shape)))
     batch = Batch(checkpoint, max_sequences=8)
@@ -235,53 +232,3 @@ def test_prompts_that_come_together_are_read_together(checkpoint, monkeypatch):
     finally:
         handle.remove()
     assert reads == [(4, max(sizes[:4])), (1, sizes[4])], "all that are about as long, and the long one by itself"
-
-
-@pytest.mark.parametrize("prefill_tokens", [2, 256])
-def test_what_prompts_begin_with_is_read_once(kind, prefill_tokens):
-    begin, ends = "the memory of a model can be read", ["", "", " and edited", " while it serves"]
-    generations = [started(kind, begin + end, seed) for seed, end in enumerate(ends)]
-    batch, num_read = Batch(kind, max_sequences=6, prefill_tokens=prefill_tokens), 0
-
-    def count(module, args, options) -> None:
-        nonlocal num_read
-        num_read += sum(options.get("new_B") or [args[0].numel()])
-
-    expected = [len(each.pending_ids) for each in generations]
-    shared = prefill.num_common(*(each.pending_ids for each in generations[:3:2]))
-    sequences, drawn = [add(batch, each) for each in generations], 0
-    hook = kind.decoder.register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        while drawn < len(sequences):  # their first tokens
-            drawn += sum(sequence.generation.usage.generated_tokens == 1 for sequence in batch.step())
-            num_read -= sum(sequence in batch._rows for sequence in sequences) * (drawn < len(sequences))
-    finally:
-        hook.remove()
-    assert num_read <= sum(expected) - 3 * (shared - 1)
-    for sequence in sequences:
-        batch.remove(sequence)
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 3])
-def test_those_that_wait_for_a_prompt_go_on_without_it(kind, num_steps):
-    batch, prompt = Batch(kind, max_sequences=6, prefill_tokens=2), "the memory of a model can be read"
-    first, second, third = (add(batch, started(kind, prompt + end, 3)) for end in ("", "", " and edited"))
-    for _ in range(num_steps):
-        batch.step()
-    batch.remove(first)
-    tokens: dict[RunningSequence, list] = {second: [], third: []}
-    assert len(batch) == 2
-    while len(batch):
-        for sequence in batch.step():
-            tokens[sequence] += sequence.tokens
-    for sequence, end in ((second, ""), (third, " and edited")):
-        assert alike(tokens[sequence], alone(kind, prompt + end, 3))
-
-
-def test_tokens_in_common_are_those_before_the_first_other_one():
-    rng = random.Random(2)
-    for _ in range(200):
-        first, second = ([rng.randint(0, 1) for _ in range(rng.randint(0, 9))] for _ in range(2))
-        pairs = zip(first, second, strict=False)
-        expected = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-        assert prefill.num_common(first, second) == expected

@@ -11,7 +11,6 @@ from memlm.api.scoring import ScoreRequest
 from memlm.base.steps import run_steps
 from memlm.data.corpus import Corpus
 from memlm.errors import InvalidInput
-from memlm.generation import prefill
 from memlm.generation.sessions.sessions import Sessions
 from memlm.indexing.tune_context import tune_context
 from memlm.language_model import LanguageModel
@@ -59,14 +58,6 @@ def test_a_generated_text_has_the_log_probabilities_of_its_score(tuned, store_fo
         past_speaks = options.get("context_cache") != 0
         assert (tokens[-1].knn_logprob is None) == (not past_speaks and not stores)
         assert (tokens[-1].lam > 0) == (past_speaks or bool(stores))
-
-
-def test_texts_that_begin_alike_have_each_their_own_past(model, monkeypatch):
-    monkeypatch.setattr(prefill, "SHARED_TOKENS", 2)
-    prompts = [PROMPT, PROMPT, PROMPT + "ory of"]
-    for prompt, found in zip(prompts, model.generate_batch(prompts, **OPTIONS), strict=True):
-        alone = model.generate(prompt, **OPTIONS).result()
-        assert logprobs(found.tokens) == pytest.approx(logprobs(alone.tokens), abs=1e-4)
 
 
 def test_the_past_changes_the_text_and_its_share_is_told(model):

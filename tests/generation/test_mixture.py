@@ -103,6 +103,16 @@ def test_all_rows_are_removed_together(lm, num_steps):
     assert batch._pool.num_rows <= 1
 
 
+@pytest.mark.parametrize("prefill_tokens", [4, 16])
+def test_a_prompt_that_comes_behind_a_mixture_does_not_wait_for_all_of_it(lm, prefill_tokens):
+    batch = Batch(lm.checkpoint, max_sequences=2, prefill_tokens=prefill_tokens)
+    first = batch.add_mixture(mixture_of(lm, PROMPTS * 10, WEIGHTS * 10))
+    batch.step()
+    other = run_steps(batch.add(start(lm, "a page", max_tokens=2)))
+    order = [sequence for sequence in _until_empty(batch) if sequence.tokens]
+    assert order.index(other) < order.index(first)
+
+
 def test_a_row_that_fails_ends_its_text_alone(lm):
     batch = Batch(lm.checkpoint, max_sequences=8)
     other, mixture = run_steps(batch.add(start(lm, "a page", max_tokens=4))), mixture_of(lm)

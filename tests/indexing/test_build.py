@@ -528,7 +528,12 @@ def test_evaluation_adds_up(lm, corpus_folder):
 def test_saved_defaults_are_what_a_request_takes(lm, tmp_path):
     retriever = lm.engine.stores.retriever(RetrievalParams())
     defaults = lm.engine.stores.model_store().snapshot.defaults
-    assert (retriever.k, retriever.lam, retriever.temperature) == (defaults.k, defaults.lam, defaults.temperature)
+    knn = retriever.knn
+    assert (knn.k, knn.lam, knn.temperature) == (
+        defaults.k,
+        defaults.lam,
+        defaults.temperature,
+    )
     assert isinstance(defaults, KnnDefaults)
     assert json.dumps(lm.engine.stores.model_store().datastore.manifest.quality)
 

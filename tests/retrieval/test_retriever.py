@@ -134,5 +134,5 @@ def test_tuning_settles_how_many_lists(model_folder, corpus_folder, tmp_path):
     assert report.nprobe_loss <= 0.0005
     with load(model_folder, [tmp_path / "s"]) as lm:
         assert lm.engine.stores.model_store().snapshot.defaults.nprobe == report.nprobe
-        assert lm.engine.stores.retriever(RetrievalParams()).nprobe == report.nprobe
-        assert lm.engine.stores.retriever(RetrievalParams(nprobe=3)).nprobe == 3
+        assert lm.engine.stores.retriever(RetrievalParams()).knn.nprobe == report.nprobe
+        assert lm.engine.stores.retriever(RetrievalParams(nprobe=3)).knn.nprobe == 3

@@ -278,7 +278,7 @@ class _View:
         return self._of_passages(Searched.is_live_P) & self._of_passages(Searched.is_wanted_P)
 
     def _of_passages(self, of: Callable[[Searched], np.ndarray]) -> np.ndarray:
-        """What the parts say of the passages of the view."""
+        """The words of the parts in the passages of the view."""
         (part, first), (last_part, last) = self._blocks[0], self._blocks[-1]
         if part is last_part:
             return of(part)[first.first : last.first + last.num_passages]

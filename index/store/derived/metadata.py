@@ -1,4 +1,4 @@
-"""What the metadata of a segment's documents say, as requests ask for it: read once, and kept in RAM within a limit.
+"""The metadata of the documents of a segment, as requests ask for it: read once, and kept in RAM within a limit.
 
 A field is kept as a digest of each of its values, so that a filter compares numbers where it would parse JSON.
 """
@@ -80,7 +80,7 @@ class SegmentMetadata:
         self._lock = threading.Lock()
 
     def versions(self, documents: DocumentTable) -> SegmentVersions:
-        """What its documents say of versions."""
+        """The versions of its documents."""
         if self._versions is None:
             self._versions = SegmentVersions.read(documents)  # another thread may have been sooner
         return self._versions
@@ -132,5 +132,5 @@ def _documents_with(documents: DocumentTable, name: str) -> Iterator[DocumentRow
 
 
 def _digest(text: str) -> bytes:
-    """Equal for equal texts, and for others only by an accident that nobody can bring about."""
+    """Equal for equal texts, and for others only by an accident that cannot be brought about."""
     return blake2b(text.encode(), digest_size=16).digest()

@@ -224,7 +224,7 @@ class Block:
 
 
 def norms_of(lengths_P: UInt32[np.ndarray, " P"], mean: float) -> Float64[np.ndarray, " P"]:
-    """What BM25 adds to the counts of passages, by their lengths in terms."""
+    """The terms that BM25 adds to the counts of passages, by their lengths in terms."""
     norms_P: np.ndarray = K1 * (1 - B + B * lengths_P.astype(np.int64) / mean)
     return norms_P
 

@@ -1,1 +1,1 @@
-"""The commands of what a server alone has: its facts, operations and sessions."""
+"""The commands of a server alone: its facts, operations and sessions."""

@@ -44,7 +44,7 @@ def info(target: ServerTarget = HERE, json: options.Json = False) -> None:
 
 
 def print_store(info: StoreInfo, *, json: bool) -> None:
-    """Prints what a server tells of a datastore."""
+    """Prints the facts of a datastore of a server."""
     if json:
         emit_json(info)
         return

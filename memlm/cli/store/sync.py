@@ -170,7 +170,7 @@ def _print(plan: SyncPlan, *, json: bool) -> None:
 
 
 def _print_outcome(info: OperationInfo, *, json: bool) -> None:
-    """Prints what a server did, as a synchronization in this process does."""
+    """Prints the outcome at a server, as a synchronization in this process does."""
     if json:
         emit_json(operation_json(info))
     elif done := info.outcome().sync:

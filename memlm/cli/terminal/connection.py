@@ -146,7 +146,8 @@ def is_served(
     if target is None and (_connection.get().has_tls or _connection.get().timeout_s is not None):
         given.append("--timeout, --tls, --ca, --cert or --key")
     if given and target is not None:
-        raise typer.BadParameter(f"a server does not take {', '.join(given)}; leave it out, or --target")
+        of_stores = "; --store-name NAME chooses among the datastores of a server" if "--store" in given else ""
+        raise typer.BadParameter(f"a server does not take {', '.join(given)}; leave it out, or --target{of_stores}")
     if given:
         raise typer.BadParameter(f"{', '.join(given)} is for a server; give --target HOST:PORT")
     return target is not None
@@ -171,7 +172,7 @@ def host_of(
     adapter: str | None = None,
     **loading: Any,
 ) -> Iterator[LanguageModel | Client]:
-    """What a command asks: the server at `target`, or a model that it loads. Raises BadParameter as `is_served`."""
+    """The host of a command: the server at `target`, or a model that it loads. Raises BadParameter as `is_served`."""
     if is_served(context, target, here=here, there=there):
         assert target is not None
         with client_of(target) as client:
@@ -185,5 +186,5 @@ def host_of(
 
 
 def adapter_name(adapter: str | None, target: str | None) -> str | None:
-    """The name of an adapter in a request: what a server calls it, or that of its folder."""
+    """The name of an adapter in a request: its name on a server, or that of its folder."""
     return adapter if target is not None or adapter is None else Path(adapter).resolve().name

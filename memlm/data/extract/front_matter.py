@@ -28,7 +28,7 @@ from memlm.data.extract.outcome import Unreadable
 from memlm.index.store.filters import TITLE, problems_of
 
 MOST_CHARACTERS = 1 << 14  # of a block
-OWN = frozenset({"format"})  # fields that say how a text came out of its file
+OWN = frozenset({"format", "question", "feedback"})  # of how a text came out of its file, and of a user's feedback
 RULE, ENDS = "---", ("---", "...")
 
 _NAME = re.compile(r"(\w(?:[^:#\[\]{}\"']|:(?=\S)){0,99}):(?:[ \t]+(.*))?")
@@ -98,7 +98,7 @@ def _fields(lines: Sequence[str]) -> dict[str, Value]:
 
 
 def _left_open(line: str, left: _Left) -> _Left:
-    """What is open behind a line of a value that began in brackets or quotes, given what was open before."""
+    """The brackets or quotes that are open behind a line of a value, given those that were open before."""
     depth, quote = left
     before, is_escaped = ",", False
     for sign in line:
@@ -135,7 +135,7 @@ def _texts(items: Iterator[str]) -> list[str] | None:
 
 
 def _items(inside: str) -> Iterator[str]:
-    """What stands between commas outside of quotes."""
+    """The texts between commas outside of quotes."""
     begin, quote = 0, ""
     for place, sign in enumerate(inside):
         if quote:
