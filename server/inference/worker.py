@@ -244,8 +244,8 @@ class Worker:
                 self._drop(active)
             return
         for sequence in sequences:
-            if (active := by_sequence.get(sequence)) is not None:
-                self._advance(active)
+            if sequence in by_sequence:  # not one that failed in an earlier step
+                self._advance(by_sequence[sequence])
 
     def _step_next(self) -> None:
         """Takes one step of one request outside the batch, by turns."""
