@@ -82,6 +82,26 @@ def test_wrong_use_exits_with_2(capsys):
         assert memlm(capsys, *words)[0] == 2
 
 
+def test_options_of_another_place_are_refused_before_anything_is_called(capsys):
+    """Those of a model in this process beside a server, and those of a server without one."""
+    for words, says in (
+        ("generate x", "give --model"),
+        ("generate x --model m --target a:1", "does not take --model"),
+        ("answer x --store s --target a:1", "--store-name"),
+        ("score x --dtype int8 --target a:1", "does not take --dtype"),
+        ("index build x --out s --dry-run --target a:1", "does not take --dry-run"),
+        ("index delete s --where a=b --target a:1", "does not take --where"),
+        ("generate x --model m --session s", "--session is for a server"),
+        ("index compact s --no-wait", "is for a server"),
+        ("index sync s x --model m --as y", "--as is for a server"),
+        ("index info s --timeout 3", "is for a server"),
+    ):
+        code, out, error = memlm(capsys, *words.split())
+        shown = " ".join(error.replace("│", " ").split())
+        assert (code, out) == (2, ""), words
+        assert says in shown, shown
+
+
 @pytest.fixture
 def places(model_folder: Path, store_folder: Path, corpus_folder: Path, tmp_path: Path) -> dict[str, Path]:
     """The files and folders that FAILURES name."""

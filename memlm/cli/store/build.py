@@ -121,17 +121,17 @@ def add(
     """Add documents as a new segment, while readers keep reading. To a server they are uploaded."""
     check_choice("check", check, CHECKS)
     files = CorpusFiles()
-    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
+    read = partial(options.corpus_of, corpus, glob, on_error, hidden=hidden, files=files)
     if is_served(context, target):
         assert target is not None
         with client_of(target, UPLOAD_S) as client:
             job = client.datastores.add(
-                str(store), documents, replace=replace, keys=keys, check=check, request_id=request_id
+                str(store), read(), replace=replace, keys=keys, check=check, request_id=request_id
             )
             files.finish(report)
             show(job, wait=wait, json=json)
         return
-    model = model_of(model)
+    model, documents = model_of(model), read()
     with on_interrupt(partial(describe_build, store, model)):
         given: Path | Checkpoint = model
         keys = keys_of(engine, keys)

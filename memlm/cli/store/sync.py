@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -75,44 +76,58 @@ def sync(
 ) -> None:  # fmt: skip
     """Add new documents, replace changed ones, and delete those that are gone. Others in the store stay."""
     check_choice("check", check, CHECKS)
-    files = CorpusFiles()
-    documents = options.corpus_of(corpus, glob, on_error, hidden=hidden, files=files)
+    files, settings = CorpusFiles(), dict[str, Any](replace=replace, keys=keys, check=check)
+    read = partial(options.corpus_of, corpus, glob, on_error, hidden=hidden, files=files)
     if is_served(context, target, there=("folder",)):
         assert target is not None
-        with client_of(target, UPLOAD_S) as client:
+        settings |= {"name": folder, "dry_run": dry_run}
+        _sync_on_server(target, str(store), read(), settings, watch=watch, json=json)
+    else:
+        loading = dict[str, Any](dtype=dtype, device=device)
+        _sync_here(model_of(model), store, read(), loading, settings, watch=watch, dry_run=dry_run, json=json)
+    files.finish(report)
 
-            def sync_on_server() -> None:
-                job = client.datastores.sync(
-                    str(store), documents, name=folder, replace=replace, dry_run=dry_run, keys=keys, check=check
-                )
-                _print_outcome(follow_to_end(job), json=json)
 
-            at_each_change(documents, sync_on_server, watch=watch)
-        files.finish(report)
-        return
-    model = model_of(model)
+def _sync_on_server(
+    target: str, store: str, documents: Corpus, settings: dict[str, Any], *, watch: bool, json: bool
+) -> None:
+    with client_of(target, UPLOAD_S) as client:
+
+        def sync_once() -> None:
+            _print_outcome(follow_to_end(client.datastores.sync(store, documents, **settings)), json=json)
+
+        at_each_change(documents, sync_once, watch=watch)
+
+
+def _sync_here(
+    model: Path,
+    store: Path,
+    documents: Corpus,
+    loading: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    watch: bool,
+    dry_run: bool,
+    json: bool,
+) -> None:
     from memlm.indexing.sync import plan_sync, sync_index
     from memlm.model.files.checkpoint import load_checkpoint
 
     with on_interrupt(partial(describe_build, store, model)):
         with ConsoleProgress() as progress:
             progress(LOADING, 0, 1)
-            checkpoint = load_checkpoint(model, dtype=dtype, device=device, weights=False)
+            checkpoint = load_checkpoint(model, weights=False, **loading)
             progress(LOADING, 1, 1)
 
         def sync_once() -> None:
-            plan = plan_sync(checkpoint.tokenizer, documents, store, replace=replace)
+            plan = plan_sync(checkpoint.tokenizer, documents, store, replace=settings["replace"])
             if not dry_run and not (plan.is_empty and (store / "CURRENT").exists() and watch):
                 with ConsoleProgress() as progress:
-                    done = sync_index(
-                        checkpoint, documents, store, replace=replace, keys=keys, check=check, progress=progress,
-                        plan=plan,
-                    )  # fmt: skip
+                    done = sync_index(checkpoint, documents, store, progress=progress, plan=plan, **settings)
                 plan = done.plan
             _print(plan, json=json)
 
         at_each_change(documents, sync_once, watch=watch)
-    files.finish(report)
 
 
 def at_each_change(corpus: Corpus, do: Callable[[], None], *, watch: bool) -> None:
