@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -14,23 +14,41 @@ from torch import Tensor
 
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passage_settings
 from memlm.api.chat import ChatRequest, Conversation
-from memlm.api.datastores import DeleteReport, NewDocument, RememberReport, RememberRequest, SearchRequest, StoreInfo
+from memlm.api.datastores import (
+    DeleteReport,
+    ListDatastoresRequest,
+    NewDocument,
+    RememberReport,
+    RememberRequest,
+    SearchRequest,
+    StoreInfo,
+)
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
-from memlm.api.generation import Completion, Neighbor
+from memlm.api.generation import Completion, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
-from memlm.api.params import GenerateRequest, RetrievalParams, batch_requests
+from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest, batch_requests
 from memlm.api.passages import Passage
 from memlm.api.prompts import is_batch, token_ids_of
+from memlm.api.request import Request
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import ModelInfo
-from memlm.api.sessions import SessionInfo
+from memlm.api.sessions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ForgetInSessionRequest,
+    ForkSessionRequest,
+    GetSessionRequest,
+    ListSessionsRequest,
+    SessionInfo,
+)
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.figures import counted
 from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput, MemlmError, check_kind, check_path
-from memlm.generation.drive import complete_all, stream
+from memlm.generation.drive import complete_all
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
 from memlm.generation.sessions.sessions import Sessions
@@ -42,6 +60,8 @@ from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
 from memlm.model.files.encoder_files import encoder_of
 from memlm.prompting.answers import stream_request
 from memlm.retrieval.store import ModelStore, ViewSearch
+
+R = TypeVar("R")
 
 
 def load(
@@ -124,6 +144,25 @@ class LanguageModel:
         """The loaded datastores. One that cannot be used now has a `problem`."""
         return self.engine.stores.infos
 
+    def ask(self, request: Request[R]) -> R:
+        """Answers a request that has one answer, as the other methods do. Raises InvalidInput for one that only a
+        server answers, and for a `StreamRequest`.
+        """
+        answer: Any = run_steps(self.engine.ask(request))
+        if isinstance(request, ListDatastoresRequest | ListSessionsRequest):
+            answer = request.page(answer)
+        if isinstance(request, TokenizeRequest):
+            answer = tuple(answer)  # of an array, which a server sends faster
+        if isinstance(request, RememberRequest):
+            with suppress(MemlmError, OSError):  # the text is remembered all the same
+                self.engine.stores.merge_small()
+                self.refresh()
+        return cast(R, answer)
+
+    def stream(self, request: StreamRequest) -> TokenStream:
+        """Answers a request for a text, token by token: a `GenerateRequest`, `ChatRequest` or `AnswerRequest`."""
+        return TokenStream.begin(stream_request(self.engine, request))
+
     @overload
     def generate(
         self, prompt: str | Sequence[int] | GenerateRequest = "", **options: Unpack[GenerateOptions]
@@ -148,8 +187,7 @@ class LanguageModel:
         """
         if is_batch(prompt):
             return self.generate_batch(cast("Sequence[str]", prompt), **options)
-        request = GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options)
-        return TokenStream.begin(stream(self.checkpoint, run_steps(self.engine.start(request))))
+        return self.stream(GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options))
 
     def chat(
         self, messages: Conversation | ChatRequest, *, memory: str | None = None, **options: Unpack[ChatOptions]
@@ -168,8 +206,8 @@ class LanguageModel:
         """
         request = ChatRequest.of(messages, options)
         if memory is not None:
-            request = with_feedback(request, run_steps(self.engine.search(nearest_request(request, memory))))
-        return TokenStream.begin(stream_request(self.engine, request))
+            request = with_feedback(request, self.ask(nearest_request(request, memory)))
+        return self.stream(request)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
@@ -185,17 +223,15 @@ class LanguageModel:
 
     def session(self, *, ttl_s: float | None = None, adapter: str | None = None) -> Session:
         """Creates a session. Its text is read once, with an `adapter`: later requests continue from its KV cache."""
-        return Session(self, run_steps(self.engine.sessions.create(ttl_s=ttl_s, adapter=adapter)).name)
+        return Session(self, self.ask(CreateSessionRequest(ttl_s, adapter)).name)
 
     def append_to_session(self, name: str, text: str = "", *, token_ids: Sequence[int] = ()) -> SessionInfo:
         """Appends a text, or tokens, to a session: all of it, or nothing."""
-        return run_steps(
-            self.engine.sessions.append(name, text, token_ids=token_ids_of("token_ids", token_ids, least=0))
-        )
+        return self.ask(AppendToSessionRequest(name, text, token_ids_of("token_ids", token_ids, least=0)))
 
     def get_session(self, name: str) -> SessionInfo:
         """Describes a session. Raises NotFound for one that was deleted or has expired."""
-        return self.engine.sessions.get(name)
+        return self.ask(GetSessionRequest(name))
 
     def list_sessions(self) -> tuple[SessionInfo, ...]:
         """Describes all sessions, the most recently used first."""
@@ -203,15 +239,15 @@ class LanguageModel:
 
     def forget_in_session(self, name: str, start: int, stop: int) -> SessionInfo:
         """Forgets the tokens of a session from `start` up to `stop`, as `Session.forget`."""
-        return run_steps(self.engine.sessions.forget(name, start, stop))
+        return self.ask(ForgetInSessionRequest(name, start, stop))
 
     def fork_session(self, name: str) -> SessionInfo:
         """Copies a session."""
-        return run_steps(self.engine.sessions.fork(name))
+        return self.ask(ForkSessionRequest(name))
 
     def delete_session(self, name: str) -> SessionInfo:
         """Deletes a session, and returns its last description."""
-        return run_steps(self.engine.sessions.delete(name))
+        return self.ask(DeleteSessionRequest(name))
 
     @overload
     def score(
@@ -250,7 +286,7 @@ class LanguageModel:
         requests = [
             ScoreRequest.of(each, retrieval, token_scores=token_scores, top_logprobs=top_logprobs) for each in texts
         ]
-        scores = tuple(run_steps(self.engine.score(request)) for request in requests)
+        scores = tuple(self.ask(request) for request in requests)
         return scores if is_batch(text) else scores[0]
 
     def search(
@@ -271,7 +307,7 @@ class LanguageModel:
         indexes its words. `filters` choose documents: `documents` are ids, folders or globs, `where` is metadata, and
         `as_of` a time, at which they have to hold. Raises InvalidInput if no datastore is loaded.
         """
-        return run_steps(self.engine.search(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters)))
+        return self.ask(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters))
 
     def find_passages(
         self,
@@ -296,7 +332,7 @@ class LanguageModel:
         request = FindPassagesRequest.of(
             question, store=store, k=k, by=by, exclude_documents=exclude_documents, **filters
         )
-        return run_steps(self.engine.find_passages(request))
+        return self.ask(request)
 
     def answer(
         self,
@@ -322,7 +358,7 @@ class LanguageModel:
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)
-        return Answer.of(TokenStream.begin(stream_request(self.engine, request)).result())
+        return Answer.of(self.stream(request).result())
 
     def stream_answer(
         self,
@@ -341,7 +377,7 @@ class LanguageModel:
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)
-        return TokenStream.begin(stream_request(self.engine, request))
+        return self.stream(request)
 
     def trace(self, text: str, store: str | None = None, **options: Unpack[TraceOptions]) -> Trace:
         """Finds the passages of a text that stand word for word in a datastore, or in all that are loaded
@@ -351,7 +387,7 @@ class LanguageModel:
         The first trace of a datastore sorts its tokens, which takes some seconds for ten million. Raises InvalidInput
         if no datastore is loaded.
         """
-        return run_steps(self.engine.trace(TraceRequest.of(text, store, **options)))
+        return self.ask(TraceRequest.of(text, store, **options))
 
     def loglikelihood(
         self, context: str, continuation: str, **retrieval: Unpack[RetrievalOptions]
@@ -422,20 +458,13 @@ class LanguageModel:
         request = RememberRequest.of(
             text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
         )
-        return self._remember(request)
-
-    def _remember(self, request: RememberRequest) -> RememberReport:
-        report = run_steps(self.engine.remember(request))
-        with suppress(MemlmError, OSError):  # the text is remembered all the same
-            self.engine.stores.merge_small()
-            self.refresh()
-        return report
+        return self.ask(request)
 
     def remember_feedback(self, question: str, feedback: str, *, store: str | None = None) -> RememberReport:
         """Remembers feedback on the answer to a question, in place of earlier feedback on it, for the `memory` of
         later chats (MemPrompt, arXiv 2201.06009). It is a document of the datastore, which can be deleted.
         """
-        return self._remember(feedback_request(question, feedback, store))
+        return self.ask(feedback_request(question, feedback, store))
 
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they influence no answer.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from memlm.api.generation import Neighbor
 from memlm.api.operations import OperationInfo
-from memlm.api.paging import check_page_size
+from memlm.api.paging import check_page_size, page_of
 from memlm.api.params import RetrievalParams, as_of_option
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
@@ -105,6 +105,10 @@ class ListDatastoresRequest(Request[DatastorePage]):
 
     def __post_init__(self) -> None:
         check_page_size(self.page_size)
+
+    def page(self, stores: Iterable[StoreInfo]) -> DatastorePage:
+        """The page of all these datastores. Raises InvalidInput for a token of another form."""
+        return DatastorePage(*page_of(stores, lambda store: (0.0, store.name), self.page_size, self.page_token))
 
 
 class SearchBy(StrEnum):

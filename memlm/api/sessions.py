@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from memlm.api.paging import check_page_size
+from memlm.api.paging import check_page_size, page_of
 from memlm.api.params import MAX_TTL_S
 from memlm.api.request import Request
 from memlm.errors import InvalidInput, check_range
@@ -75,6 +76,11 @@ class ListSessionsRequest(Request[SessionPage]):
 
     def __post_init__(self) -> None:
         check_page_size(self.page_size)
+
+    def page(self, sessions: Iterable[SessionInfo]) -> SessionPage:
+        """The page of all these sessions. Raises InvalidInput for a token of another form."""
+        placed = page_of(sessions, lambda session: (-session.created_s, session.name), self.page_size, self.page_token)
+        return SessionPage(*placed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,24 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Unpack, cast, overload
+from typing import TypeVar, Unpack, cast, overload
 
 from memlm.api.aio_handles import AsyncSession, AsyncTokenStream
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passage_settings
 from memlm.api.chat import ChatRequest, Conversation
-from memlm.api.datastores import RememberReport, SearchRequest
+from memlm.api.datastores import AddDocumentsRequest, RememberReport, SearchRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
-from memlm.api.params import GenerateRequest, batch_requests
+from memlm.api.params import GenerateRequest, StreamRequest, batch_requests
 from memlm.api.passages import Passage
-from memlm.api.prompts import is_batch
+from memlm.api.prompts import is_batch, token_ids_of
+from memlm.api.request import Request
 from memlm.api.scoring import Score, ScoreRequest
 from memlm.api.server import GetModelRequest, GetServerInfoRequest, ModelInfo, ServerInfo
 from memlm.api.sessions import (
+    AppendToSessionRequest,
     CreateSessionRequest,
     DeleteSessionRequest,
     ForgetInSessionRequest,
@@ -41,7 +43,10 @@ from memlm.api.sessions import (
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.client.aio_datastores import AsyncDatastores, AsyncOperations
 from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
+from memlm.errors import InvalidInput
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
+
+R = TypeVar("R")
 
 BATCH_STREAMS = 8  # generations of a batch that run side by side
 
@@ -75,6 +80,18 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.target}>"
 
+    async def ask(self, request: Request[R], *, timeout_s: float | None = None) -> R:
+        """Sends any request that has one answer, as the other methods do. Raises InvalidInput for those of
+        `stream`, and for documents, which `datastores.add` adds.
+        """
+        if isinstance(request, StreamRequest | AddDocumentsRequest):
+            raise InvalidInput(f"a {type(request).__name__} has no single answer; see `stream` and `datastores.add`")
+        return await self._transport.ask(request, timeout_s)
+
+    async def stream(self, request: StreamRequest, *, timeout_s: float | None = None) -> AsyncTokenStream:
+        """Sends a request for a text: a `GenerateRequest`, `ChatRequest` or `AnswerRequest`."""
+        return await AsyncTokenStream.begin(self._transport.stream(request, timeout_s))
+
     @overload
     async def generate(
         self,
@@ -103,7 +120,7 @@ class AsyncClient:
         if is_batch(prompt):
             return await self.generate_batch(cast("Sequence[str]", prompt), timeout_s=timeout_s, **options)
         request = GenerateRequest.of(cast("str | Sequence[int] | GenerateRequest", prompt), options)
-        return await AsyncTokenStream.begin(self._transport.events(request, timeout_s))
+        return await self.stream(request, timeout_s=timeout_s)
 
     async def generate_batch(
         self,
@@ -119,7 +136,7 @@ class AsyncClient:
                 if len(streams) == BATCH_STREAMS:
                     completions.append(await streams[0].result())
                     streams.popleft()
-                streams.append(await AsyncTokenStream.begin(self._transport.events(request, timeout_s)))
+                streams.append(await self.stream(request, timeout_s=timeout_s))
             while streams:
                 completions.append(await streams[0].result())
                 streams.popleft()
@@ -146,15 +163,15 @@ class AsyncClient:
         """
         request = ChatRequest.of(messages, options)
         if memory is not None:
-            found = await self._transport.ask(nearest_request(request, memory), timeout_s)
+            found = await self.ask(nearest_request(request, memory), timeout_s=timeout_s)
             request = with_feedback(request, found)
-        return await AsyncTokenStream.begin(self._transport.events(request, timeout_s))
+        return await self.stream(request, timeout_s=timeout_s)
 
     async def remember_feedback(
         self, question: str, feedback: str, *, store: str | None = None, timeout_s: float | None = None
     ) -> RememberReport:
         """Remembers feedback on the answer to a question, as `LanguageModel.remember_feedback`."""
-        return await self._transport.ask(feedback_request(question, feedback, store), timeout_s)
+        return await self.ask(feedback_request(question, feedback, store), timeout_s=timeout_s)
 
     @overload
     async def score(
@@ -194,7 +211,7 @@ class AsyncClient:
         requests = [
             ScoreRequest.of(each, retrieval, token_scores=token_scores, top_logprobs=top_logprobs) for each in texts
         ]
-        scores = [await self._transport.ask(request, timeout_s) for request in requests]
+        scores = [await self.ask(request, timeout_s=timeout_s) for request in requests]
         return tuple(scores) if is_batch(text) else scores[0]
 
     async def search(
@@ -209,7 +226,7 @@ class AsyncClient:
         **filters: Unpack[FilterOptions],
     ) -> tuple[Neighbor, ...]:
         """Finds places in a datastore (None: in all loaded ones), as `LanguageModel.search`."""
-        return await self._transport.ask(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters), timeout_s)
+        return await self.ask(SearchRequest.of(text, store, k=k, nprobe=nprobe, by=by, **filters), timeout_s=timeout_s)
 
     async def find_passages(
         self,
@@ -226,7 +243,7 @@ class AsyncClient:
         request = FindPassagesRequest.of(
             question, store=store, k=k, by=by, exclude_documents=exclude_documents, **filters
         )
-        return await self._transport.ask(request, timeout_s)
+        return await self.ask(request, timeout_s=timeout_s)
 
     async def answer(
         self,
@@ -246,7 +263,7 @@ class AsyncClient:
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)
-        stream = await AsyncTokenStream.begin(self._transport.events(request, timeout_s))
+        stream = await self.stream(request, timeout_s=timeout_s)
         return Answer.of(await stream.result())
 
     async def stream_answer(
@@ -267,7 +284,7 @@ class AsyncClient:
         """
         settings = passage_settings(num_passages, passages_by, passage_stores, budget, mixture=mixture)
         request = AnswerRequest.of(question, passages, settings, options)
-        return await AsyncTokenStream.begin(self._transport.events(request, timeout_s))
+        return await self.stream(request, timeout_s=timeout_s)
 
     async def trace(
         self,
@@ -278,45 +295,47 @@ class AsyncClient:
         **options: Unpack[TraceOptions],
     ) -> Trace:
         """Finds the passages of a text that stand word for word in datastores, as `LanguageModel.trace`."""
-        return await self._transport.ask(TraceRequest.of(text, store, **options), timeout_s)
+        return await self.ask(TraceRequest.of(text, store, **options), timeout_s=timeout_s)
 
     async def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """Token ids of a text."""
-        return list(await self._transport.ask(TokenizeRequest(text), timeout_s))
+        return list(await self.ask(TokenizeRequest(text), timeout_s=timeout_s))
 
     async def detokenize(self, token_ids: Sequence[int], *, timeout_s: float | None = None) -> str:
         """Text of token ids. Raises InvalidInput for an id outside the vocabulary."""
-        return await self._transport.ask(DetokenizeRequest(tuple(token_ids)), timeout_s)
+        return await self.ask(DetokenizeRequest(tuple(token_ids)), timeout_s=timeout_s)
 
     async def get_model(self, *, timeout_s: float | None = None) -> ModelInfo:
         """Shape, limits and fingerprints of the loaded model."""
-        return await self._transport.ask(GetModelRequest(), timeout_s)
+        return await self.ask(GetModelRequest(), timeout_s=timeout_s)
 
     async def get_server_info(self, *, timeout_s: float | None = None) -> ServerInfo:
         """Version and limits of the server."""
-        return await self._transport.ask(GetServerInfoRequest(), timeout_s)
+        return await self.ask(GetServerInfoRequest(), timeout_s=timeout_s)
 
     async def session(
         self, *, ttl_s: float | None = None, adapter: str | None = None, timeout_s: float | None = None
     ) -> AsyncSession:
         """Creates a session, which expires `ttl_s` seconds after its last use. Its text is read with an `adapter`."""
-        return AsyncSession(self, (await self._transport.ask(CreateSessionRequest(ttl_s, adapter), timeout_s)).name)
+        return AsyncSession(self, (await self.ask(CreateSessionRequest(ttl_s, adapter), timeout_s=timeout_s)).name)
 
     async def append_to_session(
         self, name: str, text: str = "", *, token_ids: Sequence[int] = (), timeout_s: float | None = None
     ) -> SessionInfo:
         """Appends a text or tokens to a session, sent in several messages: all of it, or nothing on an error."""
-        return await self._transport.append(name, text, token_ids, timeout_s)
+        return await self.ask(
+            AppendToSessionRequest(name, text, token_ids_of("token_ids", token_ids, least=0)), timeout_s=timeout_s
+        )
 
     async def get_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """Describes a session. Raises NotFound if it has expired."""
-        return await self._transport.ask(GetSessionRequest(name), timeout_s)
+        return await self.ask(GetSessionRequest(name), timeout_s=timeout_s)
 
     async def list_sessions(self, *, timeout_s: float | None = None) -> tuple[SessionInfo, ...]:
         """The caller's sessions, last used first."""
         found, token = list[SessionInfo](), ""
         while True:
-            page = await self._transport.ask(ListSessionsRequest(MAX_PAGE, token), timeout_s)
+            page = await self.ask(ListSessionsRequest(MAX_PAGE, token), timeout_s=timeout_s)
             found += page.sessions
             if not (token := page.next_page_token):
                 return tuple(sorted(found, key=lambda session: session.used_s, reverse=True))
@@ -325,15 +344,15 @@ class AsyncClient:
         self, name: str, start: int, stop: int, *, timeout_s: float | None = None
     ) -> SessionInfo:
         """Forgets the tokens of a session from `start` up to `stop`, as `Session.forget`."""
-        return await self._transport.ask(ForgetInSessionRequest(name, start, stop), timeout_s)
+        return await self.ask(ForgetInSessionRequest(name, start, stop), timeout_s=timeout_s)
 
     async def fork_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """Copies a session under a new name."""
-        return await self._transport.ask(ForkSessionRequest(name), timeout_s)
+        return await self.ask(ForkSessionRequest(name), timeout_s=timeout_s)
 
     async def delete_session(self, name: str, *, timeout_s: float | None = None) -> SessionInfo:
         """Deletes a session and returns its last description."""
-        return await self._transport.ask(DeleteSessionRequest(name), timeout_s)
+        return await self.ask(DeleteSessionRequest(name), timeout_s=timeout_s)
 
     async def wait_until_ready(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Waits until the server serves. Raises Unavailable after `timeout_s`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,7 @@ from memlm.api.generation import CancelGenerationRequest, Finished, GenerationEv
 from memlm.api.operations import OperationInfo
 from memlm.api.params import StreamRequest
 from memlm.api.request import Request
-from memlm.api.sessions import AppendToSessionRequest, SessionInfo
+from memlm.api.sessions import AppendToSessionRequest
 from memlm.client.channel import (
     aio_read,
     aio_result,
@@ -60,8 +60,8 @@ class AsyncTransport:
         self._connect()
 
     async def ask(self, request: Request[R], timeout_s: float | None = None) -> R:
-        """Sends a request and returns its response."""
-        message = codec.to_wire(request)
+        """Sends a request, one to append to a session in several messages, and returns its response."""
+        message = append_requests(request) if isinstance(request, AppendToSessionRequest) else codec.to_wire(request)
         with translate_rpc_errors(self._target):
             reply = await self._rpc(type(request))(message, **self._options(timeout_s))
         return codec.response_from_wire(request, reply)
@@ -69,14 +69,6 @@ class AsyncTransport:
     async def run(self, work: Callable[[], R]) -> R:
         """Does work that reads files, before a call."""
         return await aio_run(work)
-
-    async def append(self, session: str, text: str, token_ids: Sequence[int], timeout_s: float | None) -> SessionInfo:
-        """Appends a text or tokens to a session, in several messages."""
-        request = AppendToSessionRequest(session)
-        messages = append_requests(session, text, token_ids)
-        with translate_rpc_errors(self._target):
-            reply = await self._rpc(AppendToSessionRequest)(messages, **self._options(timeout_s))
-        return codec.response_from_wire(request, reply)
 
     async def add(
         self,
@@ -93,7 +85,7 @@ class AsyncTransport:
             reply = await aio_result(call)
         return codec.response_from_wire(request, reply)
 
-    async def events(self, request: StreamRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
+    async def stream(self, request: StreamRequest, timeout_s: float | None) -> AsyncGenerator[GenerationEvent, None]:
         """The events of a generation, over as many connections as it takes. Closing it stops the generation."""
         resumer = StreamResumer(request, self._timeout(timeout_s))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import reprlib
 import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,9 +29,10 @@ FRAME_BYTES = 16  # overhead of a document in a message, and of its text
 BYTES_A_CHARACTER = 4  # in UTF-8, at most
 
 
-def append_requests(name: str, text: str, token_ids: Sequence[int]) -> Iterator[Message]:
+def append_requests(request: AppendToSessionRequest) -> Iterator[Message]:
     """The messages of an append to a session, far below any limit."""
-    yield codec.to_wire(AppendToSessionRequest(name))
+    text, token_ids = request.text, request.token_ids
+    yield codec.to_wire(AppendToSessionRequest(request.session))
     for begin in range(0, len(text), PIECE_CHARACTERS):
         yield codec.to_wire(AppendToSessionRequest("", text[begin : begin + PIECE_CHARACTERS]))
     for begin in range(0, len(token_ids), PIECE_CHARACTERS):

@@ -5,18 +5,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from memlm.api.answers import FindPassagesRequest
-from memlm.api.datastores import RememberReport, RememberRequest, SearchBy, SearchRequest
-from memlm.api.generation import Neighbor
+from memlm.api.datastores import (
+    GetDatastoreRequest,
+    ListDatastoresRequest,
+    RememberReport,
+    RememberRequest,
+    SearchBy,
+    SearchRequest,
+    UnloadDatastoreRequest,
+)
+from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.passages import Passage
+from memlm.api.request import Request
 from memlm.api.scoring import Score, ScoreRequest
-from memlm.api.server import ModelInfo, TokenizerInfo
+from memlm.api.server import GetModelRequest, GetTokenizerRequest, ModelInfo, TokenizerInfo
+from memlm.api.sessions import (
+    AppendToSessionRequest,
+    CreateSessionRequest,
+    DeleteSessionRequest,
+    ForgetInSessionRequest,
+    ForkSessionRequest,
+    GetSessionRequest,
+    ListSessionsRequest,
+)
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.chat import ChatTemplate
@@ -40,6 +59,8 @@ from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
 from memlm.retrieval.tracing import trace
 
 NO_STORE = "no datastore is loaded, and this needs one; load one"
+
+R = TypeVar("R")
 
 
 class Engine:
@@ -101,6 +122,16 @@ class Engine:
             adds_bos=tokenizer.start_id in tokenizer.special.prefix,
             chat_template=None if template is None else template.source,
         )
+
+    def ask(self, request: Request[R], *, owner: str = "") -> Steps[R]:
+        """Returns the answer to a request that has one. `owner` is the owner of its sessions. Raises InvalidInput for a
+        request that a model does not answer, and else what the request raises.
+        """
+        if (find := _ANSWERS.get(type(request))) is None:
+            raise InvalidInput(f"a model alone does not answer a {type(request).__name__}; stream it, or ask a server")
+        answer = find(self, request, owner)
+        result: R = (yield from answer) if isinstance(answer, Generator) else answer
+        return result
 
     def start(self, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Generation]:
         """Makes a generation for a `Batch`, to be closed at its end. `owner` is the owner of its session."""
@@ -237,3 +268,33 @@ class Engine:
             if len(found) == request.k:
                 break
         return tuple(found)
+
+
+# How each kind of request is answered, at once or in steps: the request, and the owner of its sessions.
+_ANSWERS: dict[type[Request[Any]], Callable[[Engine, Any, str], Any]] = {
+    ScoreRequest: lambda engine, asked, _: engine.score(asked),
+    SearchRequest: lambda engine, asked, _: engine.search(asked),
+    FindPassagesRequest: lambda engine, asked, _: engine.find_passages(asked),
+    TraceRequest: lambda engine, asked, _: engine.trace(asked),
+    RememberRequest: lambda engine, asked, _: engine.remember(asked),
+    TokenizeRequest: lambda engine, asked, _: engine.checkpoint.tokenizer.pack_steps(asked.text),
+    DetokenizeRequest: lambda engine, asked, _: engine.checkpoint.tokenizer.decode_steps(asked.token_ids, whole=True),
+    CreateSessionRequest: lambda engine, asked, owner: engine.sessions.create(
+        owner=owner, ttl_s=asked.ttl_s, adapter=asked.adapter
+    ),
+    AppendToSessionRequest: lambda engine, asked, owner: engine.sessions.append(
+        asked.session, asked.text, token_ids=asked.token_ids, owner=owner
+    ),
+    ForgetInSessionRequest: lambda engine, asked, owner: engine.sessions.forget(
+        asked.session, asked.start, asked.stop, owner=owner
+    ),
+    ForkSessionRequest: lambda engine, asked, owner: engine.sessions.fork(asked.session, owner=owner),
+    DeleteSessionRequest: lambda engine, asked, owner: engine.sessions.delete(asked.session, owner=owner),
+    GetSessionRequest: lambda engine, asked, owner: engine.sessions.get(asked.session, owner=owner),
+    ListSessionsRequest: lambda engine, _, owner: engine.sessions.list(owner=owner),
+    GetModelRequest: lambda engine, *_: engine.info,
+    GetTokenizerRequest: lambda engine, *_: engine.tokenizer_info(),
+    ListDatastoresRequest: lambda engine, *_: engine.stores.infos,
+    GetDatastoreRequest: lambda engine, asked, _: engine.stores.info(asked.store),
+    UnloadDatastoreRequest: lambda engine, asked, _: engine.stores.unload(asked.store),
+}

@@ -88,6 +88,9 @@ _MESSAGE_OF: dict[type, type[Message]] = {
 }
 _RECORD_OF = {message_type: record_type for record_type, message_type in _MESSAGE_OF.items()}
 
+# The field `tokens` of an event, whose length follows.
+_TOKENS_TAG = bytes((generation_pb2.GenerateEvent.TOKENS_FIELD_NUMBER << 3 | 2,))
+
 # An event of a generation whose tokens are already in the bytes of `token_to_wire`.
 WireEvent: TypeAlias = generation.Accepted | tuple[bytes, ...] | generation.Finished
 
@@ -122,13 +125,30 @@ def token_to_wire(token: generation.Token) -> bytes:
     return generation_pb2.Tokens(tokens=(cast(generation_pb2.Token, to_wire(token)),)).SerializeToString()
 
 
-def event_to_wire(event: WireEvent) -> generation_pb2.GenerateEvent:
-    """Converts an event of a generation's stream."""
+def tokens_from_wire(encoded: Iterable[bytes]) -> tuple[generation.Token, ...]:
+    """The tokens in the bytes of `token_to_wire`."""
+    return tuple(map(from_wire, generation_pb2.Tokens.FromString(b"".join(encoded)).tokens))
+
+
+def event_to_wire(event: WireEvent) -> bytes:
+    """One event of a generation's stream as the bytes of its message. Tokens are joined and not read."""
     if isinstance(event, tuple):
-        return generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens.FromString(b"".join(event)))
+        data = b"".join(event)
+        return _TOKENS_TAG + _varint(len(data)) + data
     if isinstance(event, generation.Accepted):
-        return generation_pb2.GenerateEvent(accepted=cast(generation_pb2.Accepted, to_wire(event)))
-    return generation_pb2.GenerateEvent(finished=cast(generation_pb2.Finished, to_wire(event)))
+        message = generation_pb2.GenerateEvent(accepted=cast(generation_pb2.Accepted, to_wire(event)))
+    else:
+        message = generation_pb2.GenerateEvent(finished=cast(generation_pb2.Finished, to_wire(event)))
+    return message.SerializeToString()
+
+
+def _varint(number: int) -> bytes:
+    """A number as protobuf writes it: seven bits a byte, the lowest first, and the eighth bit where more follow."""
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*data, number))
 
 
 def event_from_wire(message: generation_pb2.GenerateEvent) -> generation.GenerationEvent:

@@ -20,7 +20,6 @@ import grpc
 from memlm.api.answers import AnswerRequest
 from memlm.api.datastores import (
     AddDocumentsRequest,
-    DatastorePage,
     DeleteDocumentsRequest,
     JobRequest,
     ListDatastoresRequest,
@@ -37,7 +36,6 @@ from memlm.api.operations import (
     OperationRequest,
     WaitOperationRequest,
 )
-from memlm.api.paging import page_of
 from memlm.api.params import StreamRequest
 from memlm.api.server import (
     GetModelRequest,
@@ -47,7 +45,7 @@ from memlm.api.server import (
     ServerInfo,
     TokenizerInfo,
 )
-from memlm.api.sessions import AppendToSessionRequest, ListSessionsRequest, SessionPage
+from memlm.api.sessions import AppendToSessionRequest, ListSessionsRequest
 from memlm.base.version import __version__
 from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.server.config import ServerConfig
@@ -119,7 +117,7 @@ class Service:
 
     async def load_model_info(self) -> None:
         """Asks a worker for the model's description. It stays the same while the server runs."""
-        self._model = await self._workers.answer(GetModelRequest(), internal=True)
+        self._model = await self._workers.ask(GetModelRequest(), internal=True)
         self._metrics.describe(self.model_names[0], self._model)
 
     @property
@@ -131,7 +129,7 @@ class Service:
     async def tokenizer_info(self) -> TokenizerInfo:
         """The description of the model's tokenizer, for which a worker is asked once."""
         if self._tokenizer is None:
-            self._tokenizer = await self._workers.answer(GetTokenizerRequest(), internal=True)
+            self._tokenizer = await self._workers.ask(GetTokenizerRequest(), internal=True)
         return self._tokenizer
 
     @property
@@ -206,7 +204,7 @@ class Service:
             self._check_draining()
             yield data
 
-    async def answer(self, call: AdmittedCall, request: Any) -> Any:
+    async def ask(self, call: AdmittedCall, request: Any) -> Any:
         """Returns the answer to a request, without what its caller may not see."""
         caller, left_s = call.caller, call.transport.time_remaining()
         request = self._rights.authorize(call.record.name, caller, request)
@@ -224,15 +222,16 @@ class Service:
         elif isinstance(request, RememberRequest):
             answer = await self._jobs.remember(request, left_s, **call.origin)
         else:
-            answer = await self._workers.answer(request, left_s, **call.origin)
-        return _paged(request, self._rights.redact(caller, answer))
+            answer = await self._workers.ask(request, left_s, **call.origin)
+        answer = self._rights.redact(caller, answer)
+        return request.page(answer) if isinstance(request, ListDatastoresRequest | ListSessionsRequest) else answer
 
     async def append(self, call: AdmittedCall, parts: AsyncIterator[AppendToSessionRequest]) -> tuple[Any, Any]:
         """Joins the parts of an append to a session. Returns the joined request and its answer."""
         self._workers.check_room()  # before anything is read
         with self._appends.hold(call.queue_key) as held:
             request = await join_append(parts, held, self.config)
-            return request, await self.answer(call, request)
+            return request, await self.ask(call, request)
 
     async def add_documents(self, call: AdmittedCall, requests: AsyncIterator[AddDocumentsRequest]) -> Any:
         """Writes documents to a file as they arrive, since they may exceed the RAM, and starts a job that adds them."""
@@ -253,7 +252,7 @@ class Service:
             operation = await self._jobs.submit(request, call.caller.name, upload)
         return self._rights.redact(call.caller, operation)
 
-    async def events(self, call: AdmittedCall, request: Any) -> AsyncGenerator[WireEvent, None]:
+    async def stream(self, call: AdmittedCall, request: Any) -> AsyncGenerator[WireEvent, None]:
         """Yields the events of a generation. Those that come while one is being sent are merged into the next one.
 
         Closing this generator ends a generation that cannot be resumed.
@@ -263,7 +262,7 @@ class Service:
         self._check_neighbors(request)
         request = self._with_drafts(request)
         call.record.record_request(request, prompts=self.config.log_prompts)
-        async with aclosing(self._streams.events(request, left_s, **call.origin)) as events:
+        async with aclosing(self._streams.stream(request, left_s, **call.origin)) as events:
             async for event in events:
                 call.record.record_event(event, self._metrics)
                 yield event
@@ -348,16 +347,6 @@ class Service:
     def _check_draining(self) -> None:
         if self.is_draining:
             raise Unavailable("the server is stopping; ask another one, or this one later")
-
-
-def _paged(request: Any, answer: Any) -> Any:
-    """The page that a request for a list asks for. Other answers stay as they are."""
-    match request:
-        case ListDatastoresRequest(size, token):
-            return DatastorePage(*page_of(answer, lambda store: (0.0, store.name), size, token))
-        case ListSessionsRequest(size, token):
-            return SessionPage(*page_of(answer, lambda session: (-session.created_s, session.name), size, token))
-    return answer
 
 
 def _queue_key(caller: Principal, transport: Transport) -> str:

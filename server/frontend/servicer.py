@@ -51,7 +51,7 @@ class Servicer:
         request_type = GetMessageClass(method.input_type)
         if method.server_streaming:
             stream = partial(self._stream, method.name, request_type)
-            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialize)
+            return grpc.stream_stream_rpc_method_handler(stream)  # its events are bytes
         answer = self._answer_stream if method.client_streaming else self._answer
         return grpc.stream_unary_rpc_method_handler(
             partial(answer, method.name, request_type), response_serializer=_serialize
@@ -63,7 +63,7 @@ class Servicer:
         """Handles a call with one request and one answer."""
         async with self._admitted(name, context) as call:
             request = await self._parse_request(request_type, await self._service.read_message(call))
-            return await self._encode_answer(request, await self._service.answer(call, request))
+            return await self._encode_answer(request, await self._service.ask(call, request))
 
     async def _answer_stream(
         self, name: str, request_type: type[Message], _: object, context: grpc.aio.ServicerContext
@@ -83,7 +83,7 @@ class Servicer:
         """Handles a generation."""
         async with self._admitted(name, context) as call:
             request = await self._parse_request(request_type, await self._service.read_message(call))
-            async with aclosing(self._service.events(call, request)) as events:
+            async with aclosing(self._service.stream(call, request)) as events:
                 async for event in events:
                     await context.write(codec.event_to_wire(event))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest
 from memlm.errors import Cancelled, Incompatible, InternalError, InvalidInput, MemlmError, NotFound, Overloaded
 from memlm.server.inference.deletions import Deletion, DeletionFilter
-from memlm.server.inference.messages import Answer, Events, Failed, event_size
+from memlm.server.inference.messages import MAX_EVENT_BYTES, event_size
 from memlm.server.inference.pool import EnginePool
 from memlm.server.quota import Holding, Quota
 from memlm.wire.codec import WireEvent
@@ -23,8 +23,6 @@ POLL_S = 0.5  # between looks for whether anybody still follows a generation
 
 log = logging.getLogger("memlm.server")
 
-# However far behind a client is, tokens are merged up to this, which is far from the limit of a message.
-MAX_EVENT_BYTES = 1 << 19
 MAX_REGISTERED = 8192  # more than may run at once; the oldest goes first
 DROPPED_FRACTION = 8  # the part of a generation's bytes that is dropped at a time
 
@@ -38,7 +36,7 @@ class GenerationStreams:
         """Cancels a resumable generation. Raises NotFound where it is not the owner's."""
         self._registry.stop(request_id, self._registry.find(request_id, owner))
 
-    async def events(
+    async def stream(
         self, request: Any, left_s: float | None, *, id_: str, caller: str, owner: str
     ) -> AsyncGenerator[WireEvent, None]:
         """Yields a generation's events without neighbors that were deleted since it began, and without such passages
@@ -47,7 +45,7 @@ class GenerationStreams:
 
         Closing this generator ends a generation that cannot be resumed.
         """
-        from_worker = partial(self._from_worker, request, left_s, id_=id_, caller=caller, owner=owner)
+        from_worker = partial(self._workers.stream, request, left_s, id_=id_, caller=caller, owner=owner)
         since = self._workers.deletions.latest
         if isinstance(request, ResumeGenerationRequest):
             run = self._registry.find(request.request_id, owner)
@@ -70,14 +68,6 @@ class GenerationStreams:
                 if isinstance(event, tuple) and forgetting.is_needed:
                     event = await asyncio.to_thread(forgetting.apply, event)
                 yield event
-
-    async def _from_worker(self, request: Any, left_s: float | None, **origin: str) -> AsyncGenerator[WireEvent, None]:
-        """Yields the events of a new generation. Closing this generator cancels the generation."""
-        event: WireEvent = ()
-        with self._workers.submit(request, left_s, **origin) as pending:
-            while not isinstance(event, Finished):
-                for event in merge_tokens(await pending.take()):
-                    yield event
 
     async def _record(self, run: ResumableGeneration, events: AsyncGenerator[WireEvent, None]) -> None:
         """Task: records a resumable generation's events, whether or not a client follows."""
@@ -105,32 +95,6 @@ class GenerationStreams:
             self._registry.stop(run.accepted.request_id, run)
         elif run.work is not None:
             run.work.cancel()
-
-
-def merge_tokens(answers: Sequence[Answer]) -> Iterator[WireEvent]:
-    """Yields the events of some answers, with consecutive tokens merged. Raises the failure that ends them."""
-    if len(answers) == 1 and isinstance(answers[0], Events):
-        yield from answers[0].events  # nothing to merge
-        return
-    tokens, size = list[bytes](), 0
-    for answer in answers:
-        for event in answer.events if isinstance(answer, Events) else ():
-            if tokens and (size >= MAX_EVENT_BYTES or not isinstance(event, tuple)):
-                yield tuple(tokens)
-                tokens, size = [], 0
-            if isinstance(event, tuple):
-                tokens += event
-                size += sum(map(len, event))
-            else:
-                yield event
-    if tokens:
-        yield tuple(tokens)
-    if not isinstance(answers[-1], Events):
-        raise _failure(answers[-1])
-
-
-def _failure(answer: Answer) -> MemlmError:
-    return answer.error if isinstance(answer, Failed) else InternalError(f"the worker answered {type(answer).__name__}")
 
 
 class ResumableGeneration:

@@ -1,7 +1,4 @@
-"""Events of a generation -> the parts of OpenAI's answers: text, log-probabilities, and the memory's figures.
-
-Tokens are read from the bytes in which the worker sent them, since most of what a stream costs is the work for each.
-"""
+"""Events of a generation -> the parts of OpenAI's answers: text, log-probabilities, and the memory's figures."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlm.api.generation import Accepted, Finished, FinishReason, Usage
+from memlm.api.generation import Accepted, Finished, FinishReason, Token, Usage
 from memlm.api.scoring import TokenScore
 from memlm.server.http.openai import AnswerForm
 from memlm.server.http.records import object_of
-from memlm.v1 import generation_pb2
 
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
 _REASONS = {
@@ -27,11 +23,6 @@ _REASONS = {
 }
 _quoted = json.encoder.encode_basestring_ascii  # what _to_json does to a text
 _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode  # json.dumps would make one each time
-
-
-def tokens_in(event: tuple[bytes, ...]) -> Sequence[generation_pb2.Token]:
-    """The tokens of an event."""
-    return generation_pb2.Tokens.FromString(b"".join(event)).tokens
 
 
 @dataclass(slots=True)
@@ -87,7 +78,7 @@ class ChoiceAnswer:
             if accepted.prompt is not None:
                 self.memory["passages"] = [object_of(passage) for passage in accepted.prompt.passages]
 
-    def add_tokens(self, tokens: Sequence[generation_pb2.Token]) -> None:
+    def add_tokens(self, tokens: Sequence[Token]) -> None:
         self.text += "".join([token.text for token in tokens])
         self._has_echo = False
         if self.logprobs is not None:
@@ -96,7 +87,7 @@ class ChoiceAnswer:
                     self.logprobs["content"].append(_chat_logprob(token))
                 else:
                     self._add_logprob(
-                        _legacy_text(token.raw), finite(token.logprob), _top_logprobs(token), len(token.text)
+                        _legacy_text(token.bytes), finite(token.logprob), _top_logprobs(token), len(token.text)
                     )
         if self.memory is not None:
             self.memory["tokens"] += map(_memory_token, tokens)
@@ -228,42 +219,22 @@ def finite(logprob: float) -> float:
     return max(IMPOSSIBLE, logprob)
 
 
-def neighbor_of(neighbor: generation_pb2.Neighbor) -> dict[str, Any]:
-    """A neighbor as an object."""
-    return {
-        "store": neighbor.store,
-        "document_id": neighbor.document_id,
-        "title": neighbor.title,
-        "token_offset": neighbor.token_offset,
-        "char_offset": neighbor.char_offset,
-        "line": neighbor.line,
-        "token_id": neighbor.token_id,
-        "token_text": neighbor.token_text,
-        "distance": neighbor.distance,
-        "weight": neighbor.weight,
-        "snippet": neighbor.snippet,
-        "metadata": json.loads(neighbor.metadata or "{}"),
-    }
-
-
-def _memory_token(token: generation_pb2.Token) -> dict[str, Any]:
+def _memory_token(token: Token) -> dict[str, Any]:
     """The memory's part in a token. `knn_logprob` is null where nothing was retrieved, or no neighbor has the token."""
-    knn_logprob = token.knn_logprob if token.HasField("knn_logprob") and token.knn_logprob > -math.inf else None
-    share = 0.0 if knn_logprob is None else min(1.0, token.lam * math.exp(knn_logprob - token.logprob))
     return {
         "id": token.id,
         "text": token.text,
         "lam": token.lam,
-        "memory_share": share,
+        "memory_share": token.knn_share,
         "logprob": finite(token.logprob),
         "lm_logprob": finite(token.lm_logprob),
-        "knn_logprob": knn_logprob,
-        "neighbors": [neighbor_of(each) for each in token.neighbors],
+        "knn_logprob": None if token.knn_logprob == -math.inf else token.knn_logprob,
+        "neighbors": [object_of(each) for each in token.neighbors],
     }
 
 
-def _chat_logprob(token: generation_pb2.Token) -> dict[str, Any]:
-    entry = _entry(token.raw.decode(errors="replace"), token.logprob, token.raw)
+def _chat_logprob(token: Token) -> dict[str, Any]:
+    entry = _entry(token.bytes.decode(errors="replace"), token.logprob, token.bytes)
     top = [_entry(each.text, each.logprob, each.text.encode()) for each in token.top_logprobs]
     return {**entry, "top_logprobs": top}
 
@@ -272,9 +243,9 @@ def _entry(text: str, logprob: float, data: bytes) -> dict[str, Any]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
 
-def _top_logprobs(token: generation_pb2.Token) -> dict[str, float] | None:
+def _top_logprobs(token: Token) -> dict[str, float] | None:
     top = [(each.text, each.logprob) for each in token.top_logprobs]
-    return _by_text(top, _legacy_text(token.raw), token.logprob)
+    return _by_text(top, _legacy_text(token.bytes), token.logprob)
 
 
 def _by_text(top: Iterable[tuple[str, float]], text: str, logprob: float) -> dict[str, float] | None:

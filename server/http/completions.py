@@ -10,12 +10,13 @@ from typing import Any
 from memlm.api.generation import Accepted, DetokenizeRequest, Finished
 from memlm.api.scoring import Score
 from memlm.server.frontend.service import AdmittedCall, Service
-from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent, tokens_in
+from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
 from memlm.server.http.bodies import CHAT, COMPLETION
 from memlm.server.http.events import EventStream
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.openai import AnswerForm, Choice, answer_form, chat_choices, completion_choices
 from memlm.server.http.reading import read_body
+from memlm.wire.codec import tokens_from_wire
 
 
 async def complete(service: Service, exchange: Exchange) -> None:
@@ -89,10 +90,10 @@ class _Answer:
             yield
         if choice.request is None:
             return
-        async with self._admitted(choice) as call, aclosing(self._service.events(call, choice.request)) as events:
+        async with self._admitted(choice) as call, aclosing(self._service.stream(call, choice.request)) as events:
             async for event in events:
                 if isinstance(event, tuple):
-                    answer.add_tokens(tokens_in(event))
+                    answer.add_tokens(tokens_from_wire(event))
                 elif isinstance(event, Accepted):
                     answer.add_accepted(event)
                 else:
@@ -133,7 +134,7 @@ class _Answer:
 
     async def _ask(self, name: str, request: Any) -> Any:
         async with self._service.admit(name, self._exchange) as call:
-            return await self._service.answer(call, request)
+            return await self._service.ask(call, request)
 
 
 async def run_all(works: Iterable[Awaitable[None]]) -> None:

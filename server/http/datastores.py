@@ -46,14 +46,14 @@ ACCEPTED = 202
 
 async def list_datastores(service: Service, exchange: Exchange) -> None:
     async with service.admit("ListDatastores", exchange) as call:
-        page = await service.answer(call, ListDatastoresRequest(**exchange.query(PAGE_QUERY)))
+        page = await service.ask(call, ListDatastoresRequest(**exchange.query(PAGE_QUERY)))
         data = [_datastore(store) for store in page.datastores]
         await exchange.reply_json({"object": "list", "data": data, "next_page_token": page.next_page_token})
 
 
 async def get_datastore(service: Service, exchange: Exchange) -> None:
     async with service.admit("GetDatastore", exchange) as call:
-        await exchange.reply_json(_datastore(await service.answer(call, GetDatastoreRequest(_store(exchange)))))
+        await exchange.reply_json(_datastore(await service.ask(call, GetDatastoreRequest(_store(exchange)))))
 
 
 async def search(service: Service, exchange: Exchange) -> None:
@@ -61,7 +61,7 @@ async def search(service: Service, exchange: Exchange) -> None:
     async with service.admit("Search", exchange) as call:
         body = await read_body(service, call, exchange, SEARCH)
         request = SearchRequest.of(body.pop("text"), exchange.path_params.get("store"), **body)
-        found = await service.answer(call, request)
+        found = await service.ask(call, request)
         await exchange.reply_json({"object": "list", "data": [object_of(neighbor) for neighbor in found]})
 
 
@@ -70,7 +70,7 @@ async def trace(service: Service, exchange: Exchange) -> None:
     async with service.admit("Trace", exchange) as call:
         body = await read_body(service, call, exchange, TRACE)
         request = TraceRequest.of(body.pop("text"), body.pop("store", None), **body)
-        await exchange.reply_json({"object": "trace", **object_of(await service.answer(call, request))})
+        await exchange.reply_json({"object": "trace", **object_of(await service.ask(call, request))})
 
 
 async def add_documents(service: Service, exchange: Exchange) -> None:
@@ -94,7 +94,7 @@ async def remember(service: Service, exchange: Exchange) -> None:
         body = await read_body(service, call, exchange, REMEMBER)
         body["document_id"] = body.pop("id", None)
         request = RememberRequest.of(body.pop("text"), _store(exchange), **body)
-        await exchange.reply_json(object_of(await service.answer(call, request)))
+        await exchange.reply_json(object_of(await service.ask(call, request)))
 
 
 async def delete_documents(service: Service, exchange: Exchange) -> None:
@@ -112,7 +112,7 @@ async def delete_document(service: Service, exchange: Exchange) -> None:
 
 async def list_operations(service: Service, exchange: Exchange) -> None:
     async with service.admit("ListOperations", exchange) as call:
-        page = await service.answer(call, ListOperationsRequest(**exchange.query(PAGE_QUERY)))
+        page = await service.ask(call, ListOperationsRequest(**exchange.query(PAGE_QUERY)))
         data = [_operation(each) for each in page.operations]
         await exchange.reply_json({"object": "list", "data": data, "next_page_token": page.next_page_token})
 
@@ -123,18 +123,18 @@ async def get_operation(service: Service, exchange: Exchange) -> None:
     async with service.admit("WaitOperation" if wait_s else "GetOperation", exchange) as call:
         name = _operation_name(exchange)
         request = WaitOperationRequest(name, wait_s) if wait_s else GetOperationRequest(name)
-        await exchange.reply_json(_operation(await service.answer(call, request)))
+        await exchange.reply_json(_operation(await service.ask(call, request)))
 
 
 async def cancel_operation(service: Service, exchange: Exchange) -> None:
     async with service.admit("CancelOperation", exchange) as call:
-        await service.answer(call, CancelOperationRequest(_operation_name(exchange)))
+        await service.ask(call, CancelOperationRequest(_operation_name(exchange)))
         await exchange.reply_json({})
 
 
 async def delete_operation(service: Service, exchange: Exchange) -> None:
     async with service.admit("DeleteOperation", exchange) as call:
-        await service.answer(call, DeleteOperationRequest(_operation_name(exchange)))
+        await service.ask(call, DeleteOperationRequest(_operation_name(exchange)))
         await exchange.reply_json({})
 
 
@@ -150,7 +150,7 @@ def _hash_of(name: str, place: int) -> str:
 
 
 async def _delete(service: Service, call: AdmittedCall, exchange: Exchange, document_ids: tuple[str, ...]) -> None:
-    report = await service.answer(call, DeleteDocumentsRequest(document_ids, _store(exchange)))
+    report = await service.ask(call, DeleteDocumentsRequest(document_ids, _store(exchange)))
     await exchange.reply_json(object_of(report))
 
 

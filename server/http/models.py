@@ -19,14 +19,14 @@ STARTED_S = int(time.time())
 
 async def list_models(service: Service, exchange: Exchange) -> None:
     async with service.admit("GetModel", exchange) as call:
-        model = await service.answer(call, GetModelRequest())
+        model = await service.ask(call, GetModelRequest())
         models = [_model(service, model, adapter) for adapter in (None, *service.adapter_names)]
         await exchange.reply_json({"object": "list", "data": models})
 
 
 async def get_model(service: Service, exchange: Exchange) -> None:
     async with service.admit("GetModel", exchange) as call:
-        model = await service.answer(call, GetModelRequest())
+        model = await service.ask(call, GetModelRequest())
         adapter = check_model(exchange.path_params["model"], service.model_names, service.adapter_names)
         await exchange.reply_json(_model(service, model, adapter))
 
@@ -36,7 +36,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
         body = await read_body(service, call, exchange, TOKENIZE)
         check_model(body.get("model", service.model_names[0]), service.model_names, service.adapter_names)
         special = (await service.tokenizer_info()).special_tokens.get(body["prompt"])
-        ids = list(await service.answer(call, TokenizeRequest(body["prompt"]))) if special is None else [special]
+        ids = list(await service.ask(call, TokenizeRequest(body["prompt"]))) if special is None else [special]
         context = service.model.context_length
         await exchange.reply_json({"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": None})
 
@@ -45,14 +45,14 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
     async with service.admit("Detokenize", exchange) as call:
         body = await read_body(service, call, exchange, DETOKENIZE)
         check_model(body.get("model", service.model_names[0]), service.model_names, service.adapter_names)
-        text = await service.answer(call, DetokenizeRequest(tuple(body["tokens"])))
+        text = await service.ask(call, DetokenizeRequest(tuple(body["tokens"])))
         await exchange.reply_json({"prompt": text})
 
 
 async def tokenizer_info(service: Service, exchange: Exchange) -> None:
     """The fields of a `tokenizer_config.json`, as vLLM answers, and the tokenizer's size and fingerprint."""
     async with service.admit("GetModel", exchange) as call:
-        model: ModelInfo = await service.answer(call, GetModelRequest())
+        model: ModelInfo = await service.ask(call, GetModelRequest())
         tokenizer = await service.tokenizer_info()
         named = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
         special = {str(number): {"content": text, "special": True} for text, number in tokenizer.special_tokens.items()}

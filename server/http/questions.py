@@ -11,14 +11,14 @@ from memlm.api.generation import Accepted, Finished
 from memlm.api.passages import AnswerPrompt, Passage, PassagesBy
 from memlm.errors import InvalidInput
 from memlm.server.frontend.service import Service
-from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent, tokens_in
+from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
 from memlm.server.http.bodies import ANSWER, PASSAGES
 from memlm.server.http.events import EventStream
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.openai import AnswerForm, check_model, request_fields
 from memlm.server.http.reading import read_body
 from memlm.server.http.records import object_of
-from memlm.wire.codec import WireEvent
+from memlm.wire.codec import WireEvent, tokens_from_wire
 
 
 async def passages(service: Service, exchange: Exchange) -> None:
@@ -26,7 +26,7 @@ async def passages(service: Service, exchange: Exchange) -> None:
     async with service.admit("FindPassages", exchange) as call:
         body = await read_body(service, call, exchange, PASSAGES)
         request = FindPassagesRequest.of(body.pop("question"), store=exchange.path_params.get("store"), **body)
-        found = await service.answer(call, request)
+        found = await service.ask(call, request)
         await exchange.reply_json({"object": "list", "data": [object_of(passage) for passage in found]})
 
 
@@ -42,7 +42,7 @@ async def answer(service: Service, exchange: Exchange) -> None:
             shows_memory="memory" in body,
             adapter=adapter,
         )
-        events = service.events(call, _request(body, form))
+        events = service.stream(call, _request(body, form))
         async with aclosing(_Shown(form).parts(events)) as parts:
             await (_stream(exchange, parts) if form.is_stream else _whole(exchange, parts))
 
@@ -59,7 +59,7 @@ class _Shown:
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, tuple):
-                    self._choice.add_tokens(tokens_in(event))
+                    self._choice.add_tokens(tokens_from_wire(event))
                     if not self._choice.is_empty:
                         yield self._piece()
                 elif isinstance(event, Accepted):

@@ -8,10 +8,12 @@ since the stream began. An answer from passages ends where a document of its pro
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
+from memlm.api.generation import Neighbor
 from memlm.api.passages import Passage
 from memlm.errors import NotFound
-from memlm.v1 import generation_pb2
+from memlm.wire.codec import token_to_wire, tokens_from_wire
 
 
 class Deletion:
@@ -86,15 +88,12 @@ class DeletionFilter:
                 self._ids.setdefault(self._last_applied.store, set()).update(self._last_applied.document_ids)
 
     def _filter_tokens(self, encoded: bytes) -> bytes:
-        tokens = generation_pb2.Tokens.FromString(encoded)
-        changed = False
-        for token in tokens.tokens:
-            kept = [neighbor for neighbor in token.neighbors if not self._is_deleted(neighbor)]
-            if len(kept) < len(token.neighbors):
-                changed = True
-                del token.neighbors[:]
-                token.neighbors.extend(kept)
-        return tokens.SerializeToString() if changed else encoded
+        tokens = tokens_from_wire([encoded])
+        kept = [
+            replace(token, neighbors=tuple(each for each in token.neighbors if not self._is_deleted(each)))
+            for token in tokens
+        ]
+        return encoded if kept == [*tokens] else b"".join(map(token_to_wire, kept))
 
-    def _is_deleted(self, neighbor: generation_pb2.Neighbor | Passage) -> bool:
-        return neighbor.store in self._stores or neighbor.document_id in self._ids.get(neighbor.store, ())
+    def _is_deleted(self, found: Neighbor | Passage) -> bool:
+        return found.store in self._stores or found.document_id in self._ids.get(found.store, ())

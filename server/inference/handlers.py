@@ -6,40 +6,18 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from memlm.api.answers import FindPassagesRequest
-from memlm.api.datastores import (
-    GetDatastoreRequest,
-    ListDatastoresRequest,
-    RememberRequest,
-    SearchRequest,
-    UnloadDatastoreRequest,
-)
-from memlm.api.generation import DetokenizeRequest, Finished, Token, TokenizeRequest
+from memlm.api.generation import Finished, Token
 from memlm.api.params import StreamRequest
 from memlm.api.passages import AnswerPrompt
-from memlm.api.request import Request
-from memlm.api.scoring import ScoreRequest
-from memlm.api.server import GetModelRequest, GetTokenizerRequest
-from memlm.api.sessions import (
-    AppendToSessionRequest,
-    CreateSessionRequest,
-    DeleteSessionRequest,
-    ForgetInSessionRequest,
-    ForkSessionRequest,
-    GetSessionRequest,
-    ListSessionsRequest,
-)
-from memlm.api.tracing import TraceRequest
-from memlm.base.steps import Steps
 from memlm.errors import InvalidInput
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.prompting.answers import start_request
-from memlm.server.inference.active_request import ActiveRequest
+from memlm.server.inference.active_request import ActiveRequest, Advances, Life
 from memlm.server.inference.cache_budget import CacheBudget
 from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
 from memlm.wire.codec import WireEvent, token_to_wire
@@ -114,14 +92,14 @@ class TokenStreamer:
         self._send(Events(self._id, events))
 
 
-def generate_steps(
+def stream_and_send(
     active: ActiveRequest,
     engine: Engine,
     batch: Batch,
     send: Send,
     flush_timer: FlushTimer,
     cache_budget: CacheBudget,
-) -> Steps[None]:
+) -> Advances:
     """A generation from its request to its last token."""
     submission, request = active.submission, active.submission.request
     assert isinstance(request, StreamRequest)
@@ -131,15 +109,14 @@ def generate_steps(
         num_rows = len(active.generations)
         copies = 1 if num_rows == 1 else 2  # the prompts of a mixture are kept beside their rows until the last is read
         active.cache_bytes = cache_budget.required_bytes(generation.max_positions, num_rows, copies)
-        active.must_wait = True
-        yield None  # until it is admitted
+        yield Life.WAITING
         if isinstance(started.text, Mixture):
             sequence = active.sequence = batch.add_mixture(started.text)
         else:
             sequence = active.sequence = yield from batch.add(started.text)
         streamer = TokenStreamer(submission, generation, send, flush_timer, started.prompt)
         while True:
-            yield None  # until the batch has drawn a token
+            yield Life.DRAWING
             if sequence.failure is not None:
                 raise sequence.failure
             if sequence.is_done:
@@ -156,53 +133,7 @@ def generate_steps(
             each.close()
 
 
-def answer_and_send(submission: Submission, engine: Engine, send: Send) -> Steps[None]:
+def ask_and_send(submission: Submission, engine: Engine, send: Send) -> Advances:
     """Any other request, from its first step to its result."""
     assert not isinstance(submission.request, Refresh)
-    send(Result(submission.id, (yield from answer_steps(engine, submission.request, submission.owner))))
-
-
-def answer_steps(engine: Engine, request: Request[Any], owner: str) -> Steps[Any]:
-    """The steps that return the result of a request. `owner` owns its sessions."""
-    sessions = engine.sessions
-    match request:
-        case ScoreRequest():
-            return (yield from engine.score(request))
-        case SearchRequest():
-            return (yield from engine.search(request))
-        case FindPassagesRequest():
-            return (yield from engine.find_passages(request))
-        case TraceRequest():
-            return (yield from engine.trace(request))
-        case RememberRequest():
-            return (yield from engine.remember(request))
-        case TokenizeRequest(text):
-            return (yield from engine.checkpoint.tokenizer.pack_steps(text))
-        case DetokenizeRequest(token_ids):
-            return (yield from engine.checkpoint.tokenizer.decode_steps(token_ids, whole=True))
-        case CreateSessionRequest(ttl_s, adapter):
-            return (yield from sessions.create(owner=owner, ttl_s=ttl_s, adapter=adapter))
-        case AppendToSessionRequest(session, text, token_ids):
-            return (yield from sessions.append(session, text, token_ids=token_ids, owner=owner))
-        case ForgetInSessionRequest(session, start, stop):
-            return (yield from sessions.forget(session, start, stop, owner=owner))
-        case ForkSessionRequest(session):
-            return (yield from sessions.fork(session, owner=owner))
-        case DeleteSessionRequest(session):
-            return (yield from sessions.delete(session, owner=owner))
-        case GetSessionRequest(session):
-            return sessions.get(session, owner=owner)
-        case ListSessionsRequest():
-            return sessions.list(owner=owner)
-        case GetModelRequest():
-            return engine.info
-        case GetTokenizerRequest():
-            return (yield from engine.tokenizer_info())
-        case ListDatastoresRequest():
-            return engine.stores.infos
-        case GetDatastoreRequest(store):
-            return engine.stores.info(store)
-        case UnloadDatastoreRequest(store):
-            return engine.stores.unload(store)
-        case _:
-            raise TypeError(f"no answer to a {type(request).__name__}")
+    send(Result(submission.id, (yield from engine.ask(submission.request, owner=submission.owner))))

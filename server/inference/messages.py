@@ -7,16 +7,19 @@ and then exactly one `Result`, one `Failed`, or, for a generation, one `Events` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from memlm.api.generation import Accepted
 from memlm.api.request import Request
-from memlm.errors import MemlmError
+from memlm.errors import InternalError, MemlmError
 from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 from memlm.wire.codec import WireEvent
+
+# However far behind a client is, tokens are merged up to this, which is far from the limit of a message.
+MAX_EVENT_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +143,29 @@ class Failed:
 ToWorker: TypeAlias = Submission | Cancel | Stop
 Answer: TypeAlias = Events | Result | Failed
 FromWorker: TypeAlias = Loaded | LoadFailed | Heartbeat | DocumentsDeleted | Answer
+
+
+def merge_tokens(answers: Sequence[Answer]) -> Iterator[WireEvent]:
+    """Yields the events of some answers, with consecutive tokens merged. Raises the failure that ends them."""
+    if len(answers) == 1 and isinstance(answers[0], Events):
+        yield from answers[0].events  # nothing to merge
+        return
+    tokens, size = list[bytes](), 0
+    for answer in answers:
+        for event in answer.events if isinstance(answer, Events) else ():
+            if tokens and (size >= MAX_EVENT_BYTES or not isinstance(event, tuple)):
+                yield tuple(tokens)
+                tokens, size = [], 0
+            if isinstance(event, tuple):
+                tokens += event
+                size += sum(map(len, event))
+            else:
+                yield event
+    if tokens:
+        yield tuple(tokens)
+    if not isinstance(answers[-1], Events):
+        raise _failure(answers[-1])
+
+
+def _failure(answer: Answer) -> MemlmError:
+    return answer.error if isinstance(answer, Failed) else InternalError(f"the worker answered {type(answer).__name__}")

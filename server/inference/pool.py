@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
@@ -25,6 +24,7 @@ from memlm.api.datastores import (
     RememberReport,
     RememberRequest,
 )
+from memlm.api.params import StreamRequest
 from memlm.api.request import Request
 from memlm.api.sessions import ListSessionsRequest
 from memlm.base.cpu import num_cores
@@ -34,9 +34,10 @@ from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, WorkerHandle
 from memlm.server.inference.messages import Refresh
-from memlm.server.inference.requests import EngineHandle, PendingRequest, ServedFiles, event_quota
+from memlm.server.inference.requests import EngineHandle, ServedFiles, event_quota
 from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
+from memlm.wire.codec import WireEvent
 
 FRESH_HEARTBEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
 
@@ -95,13 +96,13 @@ class EnginePool(ABC):
         """Raises Overloaded if the least busy worker is full, and Unavailable while there is no worker."""
         self._least_loaded().check_room()
 
-    @contextmanager
-    def submit(self, request: Request[Any], time_left_s: float | None, **origin: Any) -> Iterator[PendingRequest]:
-        """Submits a request to one worker, as `WorkerHandle.submit` does."""
-        with self._worker_for(request).submit(request, time_left_s, **origin) as pending:
-            yield pending
+    def stream(
+        self, request: StreamRequest, time_left_s: float | None, **origin: Any
+    ) -> AsyncGenerator[WireEvent, None]:
+        """The events of a generation by one worker, as `EngineHandle.stream`."""
+        return self._worker_for(request).stream(request, time_left_s, **origin)
 
-    async def answer(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
+    async def ask(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
         """Returns the only answer to a request, from the worker or workers that it concerns. Raises the request's
         error.
         """
@@ -113,7 +114,7 @@ class EnginePool(ABC):
             return cast(R, await run_to_end(self._delete(request, time_left_s, **origin)))
         if isinstance(request, RememberRequest):
             return cast(R, await self._remember(request, time_left_s, **origin))
-        return await self._worker_for(request).answer(request, time_left_s, **origin)
+        return await self._worker_for(request).ask(request, time_left_s, **origin)
 
     async def broadcast(
         self, request: Request[R], on_done: Callable[[R], None], *, internal: bool = False, **origin: Any
@@ -157,7 +158,7 @@ class EnginePool(ABC):
         """One worker commits the deletion, and the others refresh."""
         leader = self._leader()
         try:
-            report = await leader.answer(request, time_left_s, **origin)
+            report = await leader.ask(request, time_left_s, **origin)
         except (Unavailable, InternalError):  # it may have been committed
             self.mark_deleted(request.store, request.document_ids)
             raise
@@ -169,7 +170,7 @@ class EnginePool(ABC):
     async def _remember(self, request: RememberRequest, time_left_s: float | None, **origin: Any) -> RememberReport:
         """One worker reads and commits the documents, and the others refresh before the caller gets an answer."""
         leader = self._least_loaded()
-        report = await leader.answer(request, time_left_s, **origin)
+        report = await leader.ask(request, time_left_s, **origin)
         await run_to_end(self._follow(leader, report.store, "a text that is to be remembered"))
         return report
 
@@ -212,7 +213,7 @@ class EnginePool(ABC):
         """Returns one worker's answer. Raises Unavailable after `_limit_s`, unless a datastore is opened."""
         try:
             async with asyncio.timeout(None if isinstance(request, LoadDatastoreRequest) else self._limit_s):
-                return await worker.answer(request, time_left_s, **origin)
+                return await worker.ask(request, time_left_s, **origin)
         except TimeoutError:
             raise Unavailable(f"{worker.name} did not answer within {self._limit_s:g} s") from None
 

@@ -9,13 +9,14 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar, cast
 
 from memlm.api.generation import Finished
+from memlm.api.params import StreamRequest
 from memlm.api.request import Request
 from memlm.errors import Incompatible, InvalidInput, MemlmError, Overloaded, Unavailable
 from memlm.server.config import ServerConfig
@@ -31,10 +32,12 @@ from memlm.server.inference.messages import (
     Refresh,
     Result,
     Submission,
+    merge_tokens,
 )
 from memlm.server.quota import Holding, Quota, share_of
 from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
+from memlm.wire.codec import WireEvent
 
 RETRY_AFTER_S, MIN_RETRY_S, MAX_RETRY_S = 1.0, 0.05, 60.0
 NUM_END_TIMES = 16
@@ -199,7 +202,19 @@ class EngineHandle(ABC):
         if self._pending.pop(id_, None) is not None:
             self._send_cancel(id_)
 
-    async def answer(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
+    async def stream(
+        self, request: StreamRequest, time_left_s: float | None, **origin: Any
+    ) -> AsyncGenerator[WireEvent, None]:
+        """Yields the events of a generation, submitted as by `submit`. Those that come while one is being taken are
+        merged into the next one. Closing this generator cancels the generation. Raises the generation's error.
+        """
+        event: WireEvent = ()
+        with self.submit(request, time_left_s, **origin) as pending:
+            while not isinstance(event, Finished):
+                for event in merge_tokens(await pending.take()):
+                    yield event
+
+    async def ask(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
         """Returns the only answer to a request, submitted as by `submit`. Raises the request's error."""
         with self.submit(request, time_left_s, **origin) as pending:
             (answer,) = await pending.take()
@@ -283,7 +298,7 @@ class EngineHandle(ABC):
 
     async def _refresh(self) -> None:
         try:
-            await self.answer(Refresh(), internal=True)
+            await self.ask(Refresh(), internal=True)
         except MemlmError as error:
             self.restart(str(error))
         else:

@@ -17,13 +17,14 @@ from functools import partial
 from typing import Any
 
 from memlm.api.params import StreamRequest
+from memlm.base.steps import Offload
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
 from memlm.generation.batch import Batch
 from memlm.generation.engine import Engine
-from memlm.server.inference.active_request import ActiveRequest
+from memlm.server.inference.active_request import ActiveRequest, Life
 from memlm.server.inference.background import BackgroundRequest, BackgroundTasks
 from memlm.server.inference.cache_budget import CacheBudget
-from memlm.server.inference.handlers import FlushTimer, answer_and_send, generate_steps
+from memlm.server.inference.handlers import FlushTimer, ask_and_send, stream_and_send
 from memlm.server.inference.messages import (
     Cancel,
     Failed,
@@ -117,11 +118,11 @@ class Worker:
                 self._background.start(active, request)
             elif isinstance(request, StreamRequest):
                 self._check_queue(active, request)
-                active.steps = generate_steps(
+                active.steps = stream_and_send(
                     active, self._engine, self._batch, send, self._flush_timer, self._cache_budget
                 )
             else:
-                active.steps = answer_and_send(active.submission, self._engine, send)
+                active.steps = ask_and_send(active.submission, self._engine, send)
         if active.steps is not None:
             self._advance(active)
 
@@ -140,24 +141,28 @@ class Worker:
         """Takes the next step of a request: it ends, offloads work to a thread, or is ready for another step."""
         assert active.steps is not None
         has_ended = True
+        if active.life is Life.DRAWING:
+            active.life = Life.RUNNING
         with self._reporting_errors(active):
-            offload = active.steps.send(result) if error is None else active.steps.throw(error)
+            step = active.steps.send(result) if error is None else active.steps.throw(error)
             if active.generations:
                 active.num_tokens = sum(generation.num_pending for generation in active.generations)
-            if offload is not None:
-                active.offloaded, active.must_end = self._offloads.submit(active.caller, offload), offload.must_end
+            if isinstance(step, Offload):
+                active.offloaded, active.must_end = self._offloads.submit(active.caller, step), step.must_end
                 self._offloaded.append(active)
-            elif active.must_wait or active not in self._running:
+            elif step is Life.DRAWING:
+                active.life = step
+            elif step is Life.WAITING or not active.is_admitted:
                 self._wait(active)
             has_ended = False
-        if has_ended and active in self._running:
+        if has_ended and active.is_admitted:
             self._running.remove(active)
 
     def _wait(self, active: ActiveRequest) -> None:
         """Lets a request wait to be admitted. One with many token ids has been admitted once before, to check them."""
-        if active in self._running:
+        if active.is_admitted:
             self._running.remove(active)
-        active.must_wait = False
+        active.life = Life.WAITING
         self._waiting.append(active)
 
     def _finish_background_tasks(self) -> None:
@@ -215,6 +220,7 @@ class Worker:
         while len(self._running) < self._max_running and (active := self._next_admissible()) is not None:
             self._waiting.remove(active)
             self._running.append(active)
+            active.life = Life.RUNNING
             if active.generations:
                 self._advance(active)  # into the batch, before its next step
 
@@ -234,7 +240,7 @@ class Worker:
         """Draws one token for every generation in the batch."""
         if not len(self._batch):
             return
-        by_sequence = {active.sequence: active for active in self._running if active.sequence}
+        by_sequence = {active.sequence: active for active in self._running if active.life is Life.DRAWING}
         try:
             sequences = self._batch.step()
         except Exception:
@@ -249,7 +255,7 @@ class Worker:
 
     def _step_next(self) -> None:
         """Takes one step of one request outside the batch, by turns."""
-        active = next((active for active in self._running if active.is_ready and active.sequence is None), None)
+        active = next((active for active in self._running if active.is_ready and active.life is Life.RUNNING), None)
         if active is None:
             return
         self._running.remove(active)
@@ -310,12 +316,12 @@ class Worker:
     @property
     def _active(self) -> list[ActiveRequest]:
         """All requests of the loop, each once."""
-        return [*self._waiting, *self._running, *(active for active in self._offloaded if active not in self._running)]
+        return [*self._waiting, *self._running, *(active for active in self._offloaded if not active.is_admitted)]
 
     @property
     def _num_queued_tokens(self) -> int:
         """Tokens of the prompts that wait, or are being encoded."""
-        return sum(active.num_tokens for active in self._active if active not in self._running)
+        return sum(active.num_tokens for active in self._active if not active.is_admitted)
 
     @property
     def _cache_bytes(self) -> int:

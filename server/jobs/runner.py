@@ -169,8 +169,8 @@ class JobRunner:
             documents = await asyncio.to_thread(documents_of, job)
             request = RememberRequest(documents, job.store, replace=job.request["replace"])
             async with self.writing():
-                await self._workers.answer(request, caller=job.owner, owner=job.owner)
-            info = await self._workers.answer(GetDatastoreRequest(job.store), internal=True)
+                await self._workers.ask(request, caller=job.owner, owner=job.owner)
+            info = await self._workers.ask(GetDatastoreRequest(job.store), internal=True)
         except (AlreadyExists, InvalidInput):
             raise
         except MemlmError as error:

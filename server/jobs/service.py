@@ -197,7 +197,7 @@ class JobService:
         begin_s = time.monotonic()
         async with self._runner.replacing:
             left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
-            report: DeleteReport = await self._workers.answer(request, left_s, **origin)
+            report: DeleteReport = await self._workers.ask(request, left_s, **origin)
             await self._records.forget_documents(report.store, request.document_ids)
         return report
 
@@ -209,7 +209,7 @@ class JobService:
         begin_s = time.monotonic()
         async with self._runner.writing():
             left_s = None if time_left_s is None else time_left_s - (time.monotonic() - begin_s)
-            return await self._workers.answer(request, left_s, **origin)
+            return await self._workers.ask(request, left_s, **origin)
 
     async def delete(self, name: str, owner: str) -> None:
         """Removes the record of a job that has ended. Raises Incompatible for an open one."""

@@ -24,7 +24,7 @@ from memlm.client.channel import RETRIED, rpcs_by_request
 from memlm.client.datastores import Datastores, Operations
 from memlm.errors import InvalidInput, Unavailable
 from memlm.language_model import LanguageModel
-from memlm.v1 import generation_pb2_grpc
+from memlm.v1 import generation_pb2, generation_pb2_grpc
 from memlm.wire import codec
 
 METHOD_OF = {
@@ -203,8 +203,8 @@ class Slow(generation_pb2_grpc.GenerationServicer):
         self.waited: list[bool] = []
 
     def Generate(self, request, context):
-        yield codec.event_to_wire(Accepted("id", 1, None, 8, 0.25, 1.0))
-        yield codec.event_to_wire(Finished(FinishReason.LENGTH, None, Usage()))
+        for event in (Accepted("id", 1, None, 8, 0.25, 1.0), Finished(FinishReason.LENGTH, None, Usage())):
+            yield generation_pb2.GenerateEvent.FromString(codec.event_to_wire(event))
         time.sleep(0.2)
         self.waited.append(context.is_active())
 

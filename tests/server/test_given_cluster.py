@@ -233,13 +233,13 @@ async def test_deletions_while_a_replica_leaves(
     try:
         await pool.broadcast(LoadDatastoreRequest(str(store)), lambda info: None)
         leaving, staying = pool._handles.values()
-        names = [(await leaving.answer(CreateSessionRequest())).name for _ in range(8)]
+        names = [(await leaving.ask(CreateSessionRequest())).name for _ in range(8)]
         with leaving.submit(LONG, None) as pending:
             assert isinstance((await pending.take())[0], Events)
             pool._on_replicas({staying.id: staying.actor})
             with pytest.raises(Unavailable, match="on its way to another replica"):
-                await pool.answer(DeleteSessionRequest(names[0]))
-            report = await pool.answer(DeleteDocumentsRequest(("doc-1.txt",), "store"))
+                await pool.ask(DeleteSessionRequest(names[0]))
+            report = await pool.ask(DeleteDocumentsRequest(("doc-1.txt",), "store"))
             assert report.num_documents == 1
             *_, last = await taken_to_the_end(pending)
             assert isinstance(last, Failed)
@@ -249,7 +249,7 @@ async def test_deletions_while_a_replica_leaves(
         await until(lambda: leaving.id not in pool._leaving)
         assert adopted.most > 1
         for name in names:
-            assert (await pool.answer(DeleteSessionRequest(name))).name == name
+            assert (await pool.ask(DeleteSessionRequest(name))).name == name
         assert not list(sessions.glob("*.session"))
     finally:
         await pool.stop(5)

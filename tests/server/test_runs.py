@@ -18,10 +18,10 @@ from memlm.api.params import GenerateRequest
 from memlm.api.passages import AnswerPrompt, Passage
 from memlm.errors import Incompatible, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.server.config import ServerConfig
-from memlm.server.frontend.streams import MAX_EVENT_BYTES, ResumableGeneration, ResumableGenerationRegistry
+from memlm.server.frontend.streams import ResumableGeneration, ResumableGenerationRegistry
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import WorkerHandle, _start_and_write
-from memlm.server.inference.messages import Cancel, Events, Failed, Submission
+from memlm.server.inference.messages import MAX_EVENT_BYTES, Cancel, Events, Failed, Submission
 from memlm.server.inference.requests import PendingRequest
 from memlm.server.quota import Quota
 
@@ -229,8 +229,8 @@ async def test_a_worker_answers_after_a_request_that_could_not_be_sent(long_mode
     try:
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(InternalError, match="could not be sent to a worker"):
-                await handle.answer(cast("Any", lambda: 0))
-            assert await handle.answer(ListDatastoresRequest()) == ()
+                await handle.ask(cast("Any", lambda: 0))
+            assert await handle.ask(ListDatastoresRequest()) == ()
         assert handle.num_open == 0
     finally:
         await handle.stop(5)

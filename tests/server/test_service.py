@@ -4,7 +4,7 @@ import asyncio
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from running import PATIENCE_S, RunningServer, alike
 
-from memlm.api.datastores import StoreInfo
-from memlm.api.generation import Accepted, Finished, Token
+from memlm.api.answers import AnswerRequest, FindPassagesRequest
+from memlm.api.chat import ChatRequest
+from memlm.api.datastores import AddDocumentsRequest, ListDatastoresRequest, SearchRequest, StoreInfo
+from memlm.api.generation import Accepted, Finished, Token, TokenizeRequest
 from memlm.api.handles import TokenStream
+from memlm.api.params import GenerateRequest, SamplingParams, StreamRequest
+from memlm.api.request import Request
+from memlm.api.scoring import ScoreRequest
+from memlm.api.server import GetModelRequest
+from memlm.api.sessions import ListSessionsRequest
+from memlm.api.tracing import TraceRequest
 from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput, MemlmError, NotFound
 from memlm.language_model import LanguageModel
@@ -340,6 +348,56 @@ def test_a_text_of_many_windows_does_not_stop_the_others(server: RunningServer, 
 
     generated_s, scored_s = asyncio.run(both())
     assert generated_s < scored_s
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda: GetModelRequest(),
+        lambda: TokenizeRequest(PROMPT),
+        lambda: ScoreRequest.of(PROMPT, {"store": "store"}),
+        lambda: SearchRequest.of(PROMPT, "store", k=3),
+        lambda: FindPassagesRequest.of(PROMPT, k=2),
+        lambda: TraceRequest.of(PROMPT, None),
+    ],
+)
+async def test_any_request_is_asked_alike(
+    server: RunningServer, client: Client, lm: LanguageModel, request_of: Callable[[], Request[Any]]
+) -> None:
+    expected = lm.ask(request_of())
+    assert client.ask(request_of()) == expected
+    async with AsyncClient(server.address) as awaited:
+        assert await awaited.ask(request_of()) == expected
+
+
+@pytest.mark.parametrize(
+    "asked", [GenerateRequest(PROMPT), ChatRequest.of("Who?", {}), AnswerRequest.of("Who?", None, {}, {})]
+)
+async def test_any_request_for_a_text_is_streamed_alike(
+    server: RunningServer, client: Client, lm: LanguageModel, asked: StreamRequest
+) -> None:
+    asked = replace(asked, sampling=SamplingParams(temperature=0, max_tokens=4))
+    expected = lm.stream(asked).result()
+    assert alike(client.stream(asked).result().tokens, expected.tokens)
+    async with AsyncClient(server.address) as awaited:
+        assert alike((await (await awaited.stream(asked)).result()).tokens, expected.tokens)
+
+
+def test_a_list_is_asked_in_pages_by_the_library_too(lm: LanguageModel) -> None:
+    page = lm.ask(ListDatastoresRequest(page_size=1))
+    assert page.datastores == lm.stores[:1]
+    names = [lm.session().name for _ in range(2)]
+    first = lm.ask(ListSessionsRequest(page_size=1))
+    assert first.sessions[0].name == names[1]
+    assert lm.ask(ListSessionsRequest(1, first.next_page_token)).sessions[0].name == names[0]
+
+
+def test_a_request_without_one_answer_is_refused(client: Client, lm: LanguageModel) -> None:
+    for ask in (client.ask, lm.ask):
+        with pytest.raises(InvalidInput, match="GenerateRequest"):
+            ask(GenerateRequest(PROMPT))
+        with pytest.raises(InvalidInput, match="AddDocumentsRequest"):
+            ask(AddDocumentsRequest("store"))
 
 
 def test_health_says_serving(channel: grpc.Channel) -> None:

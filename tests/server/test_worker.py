@@ -23,9 +23,18 @@ from memlm.base.steps import run_steps
 from memlm.errors import DeadlineExceeded, InternalError, InvalidInput, NotFound, Overloaded
 from memlm.language_model import LanguageModel, load
 from memlm.model.state.size import row_bytes
-from memlm.server.frontend.streams import MAX_EVENT_BYTES, merge_tokens
 from memlm.server.inference import handlers, worker
-from memlm.server.inference.messages import Cancel, Events, Failed, Heartbeat, Result, Stop, Submission
+from memlm.server.inference.messages import (
+    MAX_EVENT_BYTES,
+    Cancel,
+    Events,
+    Failed,
+    Heartbeat,
+    Result,
+    Stop,
+    Submission,
+    merge_tokens,
+)
 from memlm.server.inference.worker import Worker
 from memlm.server.processes import trim_heap
 from memlm.wire.codec import token_to_wire

@@ -363,14 +363,14 @@ async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_fo
     handle = WorkerHandle(ServerConfig(model_folder, num_threads=1), 0, lambda: next(loads))
     await handle.start()
     try:
-        assert await handle.answer(ListDatastoresRequest()) == ()
+        assert await handle.ask(ListDatastoresRequest()) == ()
         handle.restart("so that another loads nothing, once more")
         stores = []
         async with asyncio.timeout(60):
             while not stores:
                 await asyncio.sleep(0.05)
                 with suppress(Unavailable):
-                    stores = [info.name for info in await handle.answer(ListDatastoresRequest())]
+                    stores = [info.name for info in await handle.ask(ListDatastoresRequest())]
         assert stores == ["store"]
     finally:
         await handle.stop(5)

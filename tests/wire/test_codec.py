@@ -372,12 +372,20 @@ def test_a_request_comes_out_as_it_went_in(request: Request[Any]) -> None:
 
 @given(told_events)
 def test_an_event_comes_out_as_it_went_in(event: generation.GenerationEvent) -> None:
-    message = codec.event_to_wire(tuple(map(codec.token_to_wire, event)) if isinstance(event, tuple) else event)
-    data = message.SerializeToString()
-    assert codec.event_from_wire(generation_pb2.GenerateEvent.FromString(data)) == event
+    encoded = tuple(map(codec.token_to_wire, event)) if isinstance(event, tuple) else event
+    message = generation_pb2.GenerateEvent.FromString(codec.event_to_wire(encoded))
+    assert codec.event_from_wire(message) == event
     if isinstance(event, tuple):  # tokens have a shorter way of their own
         assert list(message.tokens.tokens) == [codec.to_wire(token) for token in event]
-        assert tuple(map(codec.from_wire, message.tokens.tokens)) == event
+        assert codec.tokens_from_wire(encoded) == event
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 200, 30_000])
+def test_tokens_that_are_joined_unread_are_the_event_of_a_message(num_tokens: int) -> None:
+    """Lengths of one, two and three bytes are written as protobuf writes them."""
+    encoded = (codec.token_to_wire(generation.Token(7, " the", b" the", -1.5, -2.0)),) * num_tokens
+    message = generation_pb2.GenerateEvent(tokens=generation_pb2.Tokens.FromString(b"".join(encoded)))
+    assert codec.event_to_wire(encoded) == message.SerializeToString()
 
 
 traced_span = st.builds(

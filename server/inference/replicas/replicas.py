@@ -246,7 +246,7 @@ class ReplicaPool(EnginePool):
                 async with self._one_at_a_time if lost else at_once:  # a file that kills replicas costs no other
                     handle = self._least_loaded()
                     assert isinstance(handle, ReplicaHandle)
-                    await handle.answer(Adopt(name), internal=True)
+                    await handle.ask(Adopt(name), internal=True)
             except Unavailable:
                 lost |= {handle.name} if handle is not None else set()  # one may fail often before it is known as lost
                 if len(lost) == MOST_LOST:

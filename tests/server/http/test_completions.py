@@ -9,14 +9,13 @@ import openai
 import pytest
 from running import LOGPROB_TOLERANCE, RunningServer
 
-from memlm.api.generation import DraftUsage, Token, Usage
+from memlm.api.generation import Alternative, DraftUsage, Token, Usage
 from memlm.client import Client
 from memlm.language_model import LanguageModel
 from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
 from memlm.server.http.bodies import CHAT, COMPLETION
 from memlm.server.http.openai import AnswerForm, chat_choices, completion_choices
 from memlm.server.http.schema import parse_json
-from memlm.v1 import generation_pb2
 
 PROMPT = "the memory of"
 GREEDY = {"max_tokens": 8, "temperature": 0}
@@ -272,11 +271,9 @@ def test_an_event_with_nothing_but_text_is_the_same_json(is_chat: bool, model: s
 
 def test_numbers_that_json_does_not_have_and_texts_that_are_equal() -> None:
     """No probability is -9999, as OpenAI has it, and null for the memory. Two bytes of no text are one key."""
-    top = [generation_pb2.Alternative(token_id=number, text="\ufffd", logprob=-number) for number in (1, 2)]
+    top = [Alternative(number, "\ufffd", -number) for number in (1, 2)]
     none = -math.inf
-    token = generation_pb2.Token(
-        id=3, raw=b"\xff", logprob=none, lm_logprob=none, knn_logprob=none, lam=0.5, top_logprobs=top
-    )
+    token = Token(3, "", b"\xff", none, none, knn_logprob=none, lam=0.5, top_logprobs=top)
     answer = ChoiceAnswer(0, AnswerForm("tiny", is_chat=False, is_stream=True, num_logprobs=2, shows_memory=True))
     answer.add_tokens([token])
     (choice,) = json.loads(answer.event().removeprefix(b"data: "))["choices"]
