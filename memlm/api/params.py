@@ -1,7 +1,7 @@
 """Generation parameters: sampling, retrieval and the request that carries them.
 
 The modules of `memlm.api` are shared by the library, the server and the client. They import neither torch, Faiss nor
-gRPC. The metadata of a field is its command-line option.
+gRPC. The metadata of a field is its command-line option, and its bounds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 from memlm.api.prompts import approximate_tokens, check_num_ids, check_text, split_prompt
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
-from memlm.base.options import RESEARCH, Option, option
+from memlm.base.options import RESEARCH, bounds, check_bounds, option
 from memlm.errors import InvalidInput, check_range
 from memlm.index.store.filters import TODAY, as_of_day
 
@@ -40,7 +40,7 @@ MAX_CONTEXT_CACHE = 1 << 24  # positions of one text
 SAMPLING, RETRIEVAL, DRAFTS, OUTPUT, SERVER = "Sampling", "Retrieval", "Drafts", "Output", "Server"
 
 
-def as_of_option(panel: str) -> dict[str, Option]:
+def as_of_option(panel: str) -> dict[str, Any]:
     """The option of a field `as_of`."""
     return option(
         "Only documents that held then, by valid_from and supersedes of their metadata.", metavar=f"DATE|{TODAY}",
@@ -60,42 +60,44 @@ class SamplingParams:
     """
 
     max_tokens: int | None = field(
-        default=None, metadata=option("Maximum number of tokens.", "--max-tokens", "-n", panel=SAMPLING)
+        default=None,
+        metadata=option("Maximum number of tokens.", "--max-tokens", "-n", panel=SAMPLING, least=1, whole=True),
     )
     temperature: float | None = field(
         default=None,
-        metadata=option("0 is greedy.", "--temperature", "-t", default="the model's, else 1", panel=SAMPLING),
+        metadata=option("0 is greedy.", "--temperature", "-t", default="the model's, else 1", panel=SAMPLING, least=0),
     )
-    top_k: int | None = field(default=None, metadata=option("Sample from the k likeliest tokens.", panel=SAMPLING))
+    top_k: int | None = field(
+        default=None, metadata=option("Sample from the k likeliest tokens.", panel=SAMPLING, least=1, whole=True)
+    )
     top_p: float | None = field(
-        default=None, metadata=option("Sample from the likeliest tokens that hold this mass.", panel=SAMPLING)
+        default=None,
+        metadata=option("Sample from the likeliest tokens that hold this mass.", panel=SAMPLING, above=0, most=1),
     )
     min_p: float | None = field(
         default=None,
-        metadata=option("Drop tokens below this fraction of the likeliest token's probability.", panel=SAMPLING),
+        metadata=option(
+            "Drop tokens below this fraction of the likeliest token's probability.", panel=SAMPLING, least=0, most=1
+        ),
     )
     repetition_penalty: float | None = field(
-        default=None, metadata=option("Above 1 makes repeated tokens less likely.", panel=SAMPLING)
+        default=None, metadata=option("Above 1 makes repeated tokens less likely.", panel=SAMPLING, above=0)
     )
-    seed: int | None = field(default=None, metadata=option("Equal seeds give equal texts.", panel=SAMPLING))
+    seed: int | None = field(
+        default=None,
+        metadata=option("Equal seeds give equal texts.", panel=SAMPLING, least=0, most=MAX_SEED, whole=True),
+    )
     stop: tuple[str, ...] = field(
         default=(), metadata=option("End before this string. Repeatable.", metavar="TEXT", panel=SAMPLING)
     )
     time_limit_s: float | None = field(
-        default=None, metadata=option("End the text after this many seconds.", metavar="SECONDS", panel=SAMPLING)
+        default=None,
+        metadata=option("End the text after this many seconds.", metavar="SECONDS", panel=SAMPLING, above=0),
     )
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        check_range("max_tokens", self.max_tokens, least=1, whole=True)
-        check_range("temperature", self.temperature, least=0)
-        check_range("top_k", self.top_k, least=1, whole=True)
-        check_range("top_p", self.top_p, above=0, most=1)
-        check_range("min_p", self.min_p, least=0, most=1)
-        check_range("repetition_penalty", self.repetition_penalty, above=0)
-        check_range("seed", self.seed, least=0, most=MAX_SEED, whole=True)
-        check_range("time_limit_s", self.time_limit_s, above=0)
-        _as_floats(self, "temperature", "top_p", "min_p", "repetition_penalty", "time_limit_s")
+        check_bounds(self)
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(not isinstance(self.stop, str), "stop", self.stop, "strings in a tuple")
         _require(all(each and isinstance(each, str) for each in self.stop), "stop", self.stop, "strings, none empty")
@@ -162,15 +164,25 @@ class RetrievalParams:
 
     store: str | None = None
     use_store: bool = field(default=True, metadata=option("Use the model alone.", " /--no-store", panel=RETRIEVAL))
-    k: int | None = field(default=None, metadata=option("Neighbors to retrieve.", default="as tuned", panel=RETRIEVAL))
+    k: int | None = field(
+        default=None,
+        metadata=option(
+            "Neighbors to retrieve.", default="as tuned", panel=RETRIEVAL, least=1, most=MAX_NEIGHBORS, whole=True
+        ),
+    )
     lam: float | None = field(
-        default=None, metadata=option("Weight of p_kNN in the mixture, 0 to 1.", default="as tuned", panel=RETRIEVAL)
+        default=None,
+        metadata=option(
+            "Weight of p_kNN in the mixture, 0 to 1.", default="as tuned", panel=RETRIEVAL, least=0, most=1
+        ),
     )
     knn_temperature: float | None = field(
         default=None,
-        metadata=option("Softmax temperature over squared distances.", default="as tuned", panel=RETRIEVAL),
+        metadata=option("Softmax temperature over squared distances.", default="as tuned", panel=RETRIEVAL, above=0),
     )
-    nprobe: int | None = field(default=None, metadata=option("Inverted lists to search.", panel=RESEARCH))
+    nprobe: int | None = field(
+        default=None, metadata=option("Inverted lists to search.", panel=RESEARCH, least=1, whole=True)
+    )
     spalm: bool = field(default=False, metadata=option("Mix by the model's trained gate.", panel=RESEARCH))
     stores: tuple[StoreWeight, ...] = field(
         default=(),
@@ -195,19 +207,19 @@ class RetrievalParams:
     context_cache: int | None = field(
         default=None,
         metadata=option(
-            "Positions of the text's own past to search. 0 searches none.", default="as tuned", panel=RESEARCH
+            "Positions of the text's own past to search. 0 searches none.",
+            default="as tuned",
+            panel=RESEARCH,
+            least=0,
+            most=MAX_CONTEXT_CACHE,
+            whole=True,
         ),
     )
     as_of: str | None = field(default=None, metadata=as_of_option(RETRIEVAL))
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        check_range("k", self.k, least=1, most=MAX_NEIGHBORS, whole=True)
-        check_range("lam", self.lam, least=0, most=1)
-        check_range("knn_temperature", self.knn_temperature, above=0)
-        check_range("nprobe", self.nprobe, least=1, whole=True)
-        check_range("context_cache", self.context_cache, least=0, most=MAX_CONTEXT_CACHE, whole=True)
-        _as_floats(self, "lam", "knn_temperature")
+        check_bounds(self)
         object.__setattr__(self, "as_of", as_of_day(self.as_of))
         is_name = self.store is None or isinstance(self.store, str)
         _require(is_name, "store", self.store, "one name; give several as stores")
@@ -267,8 +279,8 @@ class StreamRequest(Request[Any]):
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
-    neighbors: int = 0
-    top_logprobs: int = 0
+    neighbors: int = field(default=0, metadata=bounds(least=0, most=MAX_NEIGHBORS, whole=True))
+    top_logprobs: int = field(default=0, metadata=bounds(least=0, most=MAX_TOP_LOGPROBS, whole=True))
     early_exit: bool = field(
         default=False, metadata=option("Skip later layers by the calibrated rule.", panel=RESEARCH)
     )
@@ -277,6 +289,7 @@ class StreamRequest(Request[Any]):
         metadata=option(
             "Most tokens to draft ahead in one step. The text stays the same. auto: chosen by cost.",
             metavar="auto|off|N", panel=DRAFTS, parse=parse_drafts, default="auto",
+            least=0, most=MAX_DRAFTS, whole=True,
         ),
     )  # fmt: skip
     draft: str = field(
@@ -295,15 +308,18 @@ class StreamRequest(Request[Any]):
     )  # fmt: skip
     resume_s: float | None = field(
         default=None,
-        metadata=option("Resume a broken stream for up to this many seconds.", metavar="SECONDS", panel=SERVER),
+        metadata=option(
+            "Resume a broken stream for up to this many seconds.",
+            metavar="SECONDS",
+            panel=SERVER,
+            above=0,
+            most=MAX_RESUME_S,
+        ),
     )
 
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
-        check_range("neighbors", self.neighbors, least=0, most=MAX_NEIGHBORS, whole=True)
-        check_range("top_logprobs", self.top_logprobs, least=0, most=MAX_TOP_LOGPROBS, whole=True)
-        check_range("resume_s", self.resume_s, above=0, most=MAX_RESUME_S)
-        check_range("drafts", self.drafts, least=0, most=MAX_DRAFTS, whole=True)
+        check_bounds(self)
         check_text("draft", self.draft, field="draft")
         if self.early_exit and self.adapter is not None:
             raise InvalidInput(
@@ -398,18 +414,6 @@ def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[Generate
         GenerateRequest.of(prompt, options if seed is None else {**options, "seed": seed + number})
         for number, prompt in enumerate(cast("Iterable[Any]", prompts))
     ]
-
-
-def _as_floats(record: object, *names: str) -> None:
-    """Makes floats of whole numbers, which may be larger than those of tensors. Raises InvalidInput for one that is
-    larger than any float.
-    """
-    for name in names:
-        if isinstance(value := getattr(record, name), int):
-            try:
-                object.__setattr__(record, name, float(value))
-            except OverflowError:
-                raise InvalidInput(f"{name} is too large; expected a smaller number", field=name) from None
 
 
 def _part_of(name: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from memlm.api.datastores import AS_OF_OPTION, DOCUMENTS_OPTION, WHERE_OPTION, as_filters, document_filter
 from memlm.api.generation import Neighbor
 from memlm.api.request import Request
-from memlm.base.options import option
-from memlm.errors import InvalidInput, check_choice, check_kind, check_range
+from memlm.base.options import check_bounds, option
+from memlm.errors import InvalidInput, check_choice, check_kind
 from memlm.index.store.filters import DocumentFilter, as_of_day
 
 MAX_SPAN_DOCUMENTS, MAX_MIN_TOKENS = 20, 10_000
@@ -70,11 +70,15 @@ class TraceRequest(Request[Trace]):
     store: str | None = field(
         default=None, metadata=option("Look into this loaded datastore.", "--store-name", metavar="NAME", default="all")
     )
-    min_tokens: int = field(default=6, metadata=option("Tokens that a span has at least."))
-    spans_per_token: float = field(
-        default=0.05, metadata=option("Spans to show for each token of the text.", metavar="<float>")
+    min_tokens: int = field(
+        default=6, metadata=option("Tokens that a span has at least.", least=2, most=MAX_MIN_TOKENS, whole=True)
     )
-    max_documents: int = field(default=10, metadata=option("Documents to show for each span."))
+    spans_per_token: float = field(
+        default=0.05, metadata=option("Spans to show for each token of the text.", metavar="<float>", above=0, most=1)
+    )
+    max_documents: int = field(
+        default=10, metadata=option("Documents to show for each span.", least=1, most=MAX_SPAN_DOCUMENTS, whole=True)
+    )
     rank_by: RankBy = field(
         default=RankBy.RARITY,
         metadata=option("Which spans to show, if there are more than that.", metavar="rarity|length"),
@@ -86,9 +90,7 @@ class TraceRequest(Request[Trace]):
     def __post_init__(self) -> None:
         """Raises InvalidInput, naming the field."""
         check_kind("text", self.text, str, "a text")
-        check_range("min_tokens", self.min_tokens, least=2, most=MAX_MIN_TOKENS, whole=True)
-        check_range("spans_per_token", self.spans_per_token, above=0, most=1)
-        check_range("max_documents", self.max_documents, least=1, most=MAX_SPAN_DOCUMENTS, whole=True)
+        check_bounds(self)
         check_choice("rank_by", self.rank_by, RankBy)
         object.__setattr__(self, "rank_by", RankBy(self.rank_by))
         object.__setattr__(self, "as_of", as_of_day(self.as_of))

@@ -1,15 +1,18 @@
-"""Metadata by which a dataclass field becomes a command-line option: help text, flags, panel and parser."""
+"""Metadata of a dataclass field: the command-line option that it becomes (help text, flags, panel, parser), and the
+bounds of its numbers, which requests check and schemas show.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_range
 
-OPTION = "option"
+OPTION, BOUNDS = "option", "bounds"
 RESEARCH = "Research"  # the panel of help that stands last
 RAY = "ray://"  # before the name under which shards run on a Ray cluster
 
@@ -37,9 +40,47 @@ def option(
     panel: str | None = None,
     parse: Callable[[Any], Any] | None = None,
     default: str | None = None,
-) -> dict[str, Option]:
-    """Metadata for `dataclasses.field`."""
-    return {OPTION: Option(help, flags, metavar, panel, parse, default)}
+    **range_of: Any,
+) -> dict[str, Any]:
+    """Metadata for `dataclasses.field`. `range_of` are the `bounds` of a number."""
+    return {OPTION: Option(help, flags, metavar, panel, parse, default), **(bounds(**range_of) if range_of else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The range of a number, as `check_range` has it."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    whole: bool = False
+
+
+def bounds(
+    *, least: float | None = None, above: float | None = None, most: float | None = None, whole: bool = False
+) -> dict[str, Bounds]:
+    """Metadata for `dataclasses.field`, of a number that is no option."""
+    return {BOUNDS: Bounds(least, above, most, whole)}
+
+
+@cache
+def bounds_of(record_type: type[Any]) -> dict[str, Bounds]:
+    """The bounds of a dataclass's fields, by name."""
+    return {each.name: each.metadata[BOUNDS] for each in fields(record_type) if BOUNDS in each.metadata}
+
+
+def check_bounds(record: object) -> None:
+    """Checks the numbers of a dataclass, and makes floats of those that need not be whole. Raises InvalidInput, naming
+    the field.
+    """
+    for name, each in bounds_of(type(record)).items():
+        value = getattr(record, name)
+        check_range(name, value, least=each.least, above=each.above, most=each.most, whole=each.whole)
+        if not each.whole and isinstance(value, int):
+            try:
+                object.__setattr__(record, name, float(value))
+            except OverflowError:  # whole numbers may be larger than any float
+                raise InvalidInput(f"{name} is too large; expected a smaller number", field=name) from None
 
 
 def parse_bytes(text: str | int) -> int:

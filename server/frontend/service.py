@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -298,30 +298,15 @@ class Service:
 
     def _info(self) -> ServerInfo:
         config = self.config
+        limits = {each.name: getattr(config, each.name) for each in fields(ServerInfo) if hasattr(config, each.name)}
         return ServerInfo(
             version=__version__,
             needs_token=not self._authenticator.is_open,
-            max_message_bytes=config.max_message_bytes,
-            max_append_bytes=config.max_append_bytes,
-            max_running=config.max_running,
-            max_queued=config.max_queued,
-            max_queued_tokens=config.max_queued_tokens,
-            max_cache_bytes=config.cache_bytes,
-            max_session_bytes=config.max_session_bytes,
-            session_ttl_s=config.session_ttl_s,
-            max_sessions=config.max_sessions,
-            max_sessions_per_caller=config.max_sessions_per_caller,
-            max_upload_bytes=config.max_upload_bytes,
-            max_neighbors=config.max_neighbors,
-            max_jobs=config.max_jobs if config.store_dir and config.index_workers else 0,
-            max_upload_documents=config.max_upload_documents,
-            max_unfinished_bytes=config.max_unfinished_bytes,
-            max_streams=config.max_streams,
-            max_caller_calls=config.max_caller_calls,
-            message_timeout_s=config.message_timeout_s,
-            connection_idle_s=config.connection_idle_s,
-            max_stream_bytes=config.max_stream_bytes,
-            max_event_bytes=config.max_event_bytes,
+            **limits
+            | {
+                "max_cache_bytes": config.cache_bytes,
+                "max_jobs": config.max_jobs if config.store_dir and config.index_workers else 0,
+            },
         )
 
     def _check_neighbors(self, request: Any) -> None:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
-    MAX_CONTEXT_CACHE,
-    MAX_DRAFTS,
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
-    MAX_SEED,
     MAX_STOP_STRINGS,
     MAX_STORES,
     MAX_TOP_LOGPROBS,
+    RetrievalParams,
+    SamplingParams,
+    StreamRequest,
 )
 from memlm.api.passages import FEW_PASSAGES, MAX_PASSAGES, MORE_PASSAGES, PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
-from memlm.api.tracing import MAX_MIN_TOKENS, MAX_SPAN_DOCUMENTS, RankBy
+from memlm.api.tracing import RankBy, TraceRequest
+from memlm.base.options import OPTION, Bounds, Option, bounds_of
 from memlm.server.http.schema import INT32, Schema
 
 MAX_PROMPTS, MAX_CHOICES = 2048, 128
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI has it
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
 def _whole(description: str, least: int = 0, most: int = INT32) -> Schema:
@@ -53,6 +56,22 @@ def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), descr
         "required": list(required),
         "additionalProperties": False,
         **({"description": description} if description else {}),
+    }
+
+
+def _field(record_type: type[Any], name: str, description: str = "") -> Schema:
+    """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
+    hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
+    kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))
+    shown = next(each for each in fields(record_type) if each.name == name).metadata.get(OPTION, Option(""))
+    words = [description or shown.help, "Above 0." if limits.above == 0 else ""]
+    words.append(f"Left out: {shown.default}." if shown.default and not description else "")
+    most = INT32 if limits.most is None and kind == "integer" else limits.most
+    return {
+        "type": kind,
+        **({} if limits.least is None else {"minimum": limits.least}),
+        **({} if most is None else {"maximum": most}),
+        "description": " ".join(filter(None, words)),
     }
 
 
@@ -113,11 +132,7 @@ MEMORY = _object(
             "x-expected": "names of datastores in a list, or weights by name",
             "description": "Datastores to search: names, or weights by name. Left out: all. []: the model alone.",
         },
-        "k": _whole("Neighbors to retrieve.", 1, MAX_NEIGHBORS),
-        "lam": _number("Weight of p_kNN in the mixture. 0 is the model alone.", minimum=0, maximum=1),
-        "knn_temperature": _number("Temperature of the softmax over squared distances. Above 0."),
-        "nprobe": _whole("Inverted lists to search.", 1),
-        "spalm": _switch("Mix by the model's trained gate."),
+        **{name: _field(RetrievalParams, name) for name in ("k", "lam", "knn_temperature", "nprobe", "spalm")},
         "loop_guard": _switch("Keep memory from repeating a run of the last tokens."),
         "exclude_documents": {
             "type": "array",
@@ -126,10 +141,8 @@ MEMORY = _object(
             "description": "Answer as if these documents were deleted: ids, folders of ids, or globs.",
         },
         "as_of": _AS_OF,
-        "context_cache": _whole(
-            "The last positions of the text itself to search too. 0: none. Left out: as tuned.", 0, MAX_CONTEXT_CACHE
-        ),
-        "neighbors": _whole("Nearest neighbors reported with each token.", 0, MAX_NEIGHBORS),
+        "context_cache": _field(RetrievalParams, "context_cache"),
+        "neighbors": _field(StreamRequest, "neighbors", "Nearest neighbors reported with each token."),
     },
     description="The memory's share in the answer. With this object, {} too, the answer reports its figures.",
 )
@@ -148,13 +161,12 @@ CHAT_MEMORY: Schema = {
     },
 }
 
+# Fields of SamplingParams that bodies have by the same name. `max_tokens` and `stop` take other forms too.
+SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in ("max_tokens", "stop"))
 _SAMPLING: dict[str, Schema] = {
-    "temperature": _number("0 is greedy. Left out: the model's default, else 1.", minimum=0),
-    "top_p": _number("Sample from the likeliest tokens that hold this mass. Above 0.", maximum=1),
+    **{name: _field(SamplingParams, name) for name in SAMPLING},
     "top_k": {**_whole("Sample from the k likeliest tokens. 0 or -1: from all.", -1), "x-none": [0, -1]},
-    "min_p": _number("Drop tokens below this share of the likeliest token's probability.", minimum=0, maximum=1),
-    "repetition_penalty": _number("Above 1 makes repeated tokens less likely. Above 0."),
-    "seed": _whole("Equal seeds give equal answers. Choice n has seed + n.", 0, MAX_SEED),
+    "seed": _field(SamplingParams, "seed", "Equal seeds give equal answers. Choice n has seed + n."),
     "stop": {
         "anyOf": [
             {"type": "string"},
@@ -184,7 +196,9 @@ _COMMON: dict[str, Schema] = {
     "store": _ignored("boolean"),
     "metadata": _ignored("object"),
     "memory": MEMORY,
-    "drafts": _whole("Most tokens to draft ahead in one step. 0: none. Left out: chosen by cost.", 0, MAX_DRAFTS),
+    "drafts": _field(
+        StreamRequest, "drafts", "Most tokens to draft ahead in one step. 0: none. Left out: chosen by cost."
+    ),
     "prediction": _object(
         {"type": {"type": "string", "enum": ["content"]}, "content": TEXT_OR_PARTS},
         ("type", "content"),
@@ -372,9 +386,7 @@ TRACE = _object(
     {
         "text": _text("The text to trace."),
         "store": _text("The datastore to look into. Left out: all."),
-        "min_tokens": _whole("Tokens that a passage has at least. Left out: 6.", 2, MAX_MIN_TOKENS),
-        "spans_per_token": _number("Passages to show for each token of the text. Above 0.", maximum=1),
-        "max_documents": _whole("Documents to show for each passage. Left out: 10.", 1, MAX_SPAN_DOCUMENTS),
+        **{name: _field(TraceRequest, name) for name in ("min_tokens", "spans_per_token", "max_documents")},
         "rank_by": {"type": "string", "enum": [each.value for each in RankBy], "description": "Which come first."},
         **_FILTERS,
     },

@@ -13,9 +13,7 @@ from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams
 from memlm.api.prompts import check_text
 from memlm.api.scoring import ScoreRequest
 from memlm.errors import InvalidInput, NotFound
-from memlm.server.http.bodies import DEFAULT_MAX_TOKENS, MAX_PROMPTS
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+from memlm.server.http.bodies import DEFAULT_MAX_TOKENS, MAX_PROMPTS, SAMPLING
 
 
 @dataclass(frozen=True, slots=True)

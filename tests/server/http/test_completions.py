@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import openai
@@ -10,6 +11,8 @@ import pytest
 from running import LOGPROB_TOLERANCE, RunningServer
 
 from memlm.api.generation import Alternative, DraftUsage, Token, Usage
+from memlm.api.params import SamplingParams
+from memlm.base.options import bounds_of
 from memlm.client import Client
 from memlm.language_model import LanguageModel
 from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
@@ -179,6 +182,22 @@ def test_an_echo_of_token_ids_scores_all_but_the_first(ai: openai.OpenAI, client
     assert shown.token_logprobs[1:] == pytest.approx(wanted, abs=LOGPROB_TOLERANCE)
     assert answer.choices[0].text == PROMPT == "".join(shown.tokens)
     assert answer.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize("body", [COMPLETION, CHAT], ids=["completion", "chat"])
+def test_a_body_takes_every_field_of_sampling_within_its_bounds(body: dict[str, Any]) -> None:
+    for each in fields(SamplingParams):
+        schema, bounds = body["properties"][each.name], bounds_of(SamplingParams).get(each.name)
+        if bounds is not None and "x-none" not in schema and "anyOf" not in schema and each.name != "max_tokens":
+            assert (schema.get("minimum"), schema.get("maximum")) == (bounds.least, bounds.most)
+
+
+def test_a_text_ends_with_its_time(ai: openai.OpenAI) -> None:
+    completion = ai.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=40, temperature=0, extra_body={"time_limit_s": 1e-6}
+    )
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.usage.completion_tokens < 40
 
 
 def test_usage_comes_last_on_request(ai: openai.OpenAI) -> None:
