@@ -19,7 +19,7 @@ import numpy as np
 from memlm.base.phrases import forms_of, terms_of, words_of
 from memlm.base.progress import Progress
 from memlm.data.corpus import Corpus
-from memlm.index.store.derived.bm25 import Searched, best_passages
+from memlm.index.store.derived.bm25 import Query, Searched
 from memlm.index.store.derived.postings import Postings, PostingsWriter
 
 CHARACTERS = 600  # of a passage
@@ -109,7 +109,7 @@ def _open_postings(place: Path, deleted: float = 0.0) -> Search:
         postings = Postings.mapped(file, str(place))
     live_P = np.random.default_rng(0).random(len(postings)) >= deleted if deleted else None
     parts = [Searched(postings, live_P)]
-    return lambda question: best_passages(parts, forms_of(question), BEST)
+    return lambda question: Query(parts, forms_of(question)).best(BEST)
 
 
 def _build_fts5(passages: Iterable[str], place: Path) -> None:

@@ -33,6 +33,21 @@ class PassagesBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Sentence:
+    """The sentence of a passage that has the most of what a question asks, or the row, item or line in its place.
+
+    It begins `offset` characters behind the begin of the passage's text, in a `line` of its document, from 1, and on a
+    `page`, slide or sheet, 0 where there is none. `words` are those of the question, as it writes them.
+    """
+
+    text: str
+    offset: int = 0
+    line: int = 0
+    page: int = 0
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A passage of a document, and the score that it was found with.
 
@@ -40,7 +55,8 @@ class Passage:
     above `text` and those with which it begins, the highest first. `first_line` and `last_line` are those of `text` in
     its document, from 1, and 0 where a caller gave the passage without them. `first_page` and `last_page` are those of
     a format with pages, slides or sheets, else 0. `also` are the places of passages of nearly the same text, which do
-    not count as results of their own. By words, `score` is BM25. By meaning, it is a cosine. By auto, it is BM25 as
+    not count as results of their own. `sentence` is the one that is likeliest to answer, None in a text without any.
+    By words, `score` is BM25. By meaning, it is a cosine. By auto, it is BM25 as
     a share of its most plus a cosine, or BM25 where no passage has a vector.
     """
 
@@ -58,27 +74,37 @@ class Passage:
     first_page: int = 0
     last_page: int = 0
     also: tuple[str, ...] = ()
+    sentence: Sentence | None = None
 
     @property
     def place(self) -> str:
         """Where a person finds it: `guide.pdf, page 3`, `guide.html, Creating branches` or `notes/port.md:3-9`. The
         document alone, where no more is known.
         """
-        if self.first_page:
+        return self._place(self.first_line, self.last_line, self.first_page, self.last_page)
+
+    @property
+    def sentence_place(self) -> str:
+        """Where a person finds its sentence: `notes/port.md:5`."""
+        if self.sentence is None:
+            return self.place
+        return self._place(self.sentence.line, 0, self.sentence.page, 0)
+
+    def _place(self, first_line: int, last_line: int, first_page: int, last_page: int) -> str:
+        if first_page:
             word = PAGES.get(format_of(self.metadata), "page")
-            if self.last_page > self.first_page:
-                return f"{self.document_id}, {word}s {self.first_page}-{self.last_page}"
-            return f"{self.document_id}, {word} {self.first_page}"
+            if last_page > first_page:
+                return f"{self.document_id}, {word}s {first_page}-{last_page}"
+            return f"{self.document_id}, {word} {first_page}"
         if format_of(self.metadata):  # lines of a converted text are seen by nobody
             return ", ".join((self.document_id, *self.headings[-1:]))
-        if not self.first_line:
-            return self.document_id
-        return f"{self.document_id}:{self.first_line}" + f"-{self.last_line}" * (self.last_line > self.first_line)
+        return self.document_id + f":{first_line}" * bool(first_line) + f"-{last_line}" * (last_line > first_line)
 
     @property
     def size(self) -> int:
         """Characters of its texts and of its metadata as JSON. Raises TypeError or ValueError for other metadata."""
-        texts = (self.store, self.document_id, self.title, self.text)
+        pointed = () if self.sentence is None else (self.sentence.text, *self.sentence.words)
+        texts = (self.store, self.document_id, self.title, self.text, *pointed)
         lists = sum(1 + len(each) for each in (*self.headings, *self.also))
         try:
             return sum(map(len, texts)) + lists + (len(json.dumps(dict(self.metadata))) if self.metadata else 0)
@@ -109,6 +135,16 @@ class AnswerPrompt:
 def default_num_passages(num_parameters: int, *, mixture: bool = False) -> int:
     """How many passages are found for a model of a size. A mixture needs several, of which each has its own prompt."""
     return MORE_PASSAGES if mixture or num_parameters >= LARGE_MODEL else FEW_PASSAGES
+
+
+def num_pointed(num_parameters: int, *, mixture: bool = False) -> int:
+    """How many of the first passages a model of a size reads with their sentence once more behind them: of a small one
+    the best, which stands next to the question, and in a mixture each, which stands alone. From a passage alone a small
+    model answers a third of the questions, and so half of them (benchmarks/log/2026-11-28-sentences.md).
+    """
+    if num_parameters >= LARGE_MODEL:
+        return 0
+    return MAX_PASSAGES if mixture else 1
 
 
 def check_num_passages(number: int | None) -> None:

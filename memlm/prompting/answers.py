@@ -16,7 +16,7 @@ from memlm.api.answers import MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassag
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
-from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passages
+from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passages, num_pointed
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import InvalidInput, NotFound
@@ -27,6 +27,7 @@ from memlm.generation.mixture import Mixture
 from memlm.generation.prompts import check_conversation
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
+from memlm.retrieval.sentences import pointed_out
 
 TASK = "Answer the question from these passages."
 
@@ -85,7 +86,7 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
     it. Raises InvalidInput for a question that alone exceeds the budget, and NotFound for a name in `exclude_documents`
     that stands for no document of the datastores with passages, or of those that change the probabilities.
     """
-    passages = request.passages
+    passages = pointed_out(request.question, request.passages)
     if request.finds_passages:
         with _naming_stores(request, "passages are looked for"):
             search = request.search(engine.checkpoint.decoder.num_parameters)
@@ -155,7 +156,8 @@ def _chat_prompt(
         others, budget = whole - alone(request.question), whole + BUDGET  # the other messages are encoded once
         if longest is not None:
             budget = min(budget, longest - num_read - (request.sampling.max_tokens or longest // 4))
-        built = _ask(request.question, numbered(passages), budget, lambda text: others + alone(text))
+        pieces = numbered(passages, num_pointed=num_pointed(checkpoint.decoder.num_parameters))
+        built = _ask(request.question, pieces, budget, lambda text: others + alone(text))
     except InvalidInput:  # too long without passages too, or messages that only a session's text makes a conversation
         return None
     return _prompt_of(built, passages, built.taken["passages"])
@@ -232,7 +234,8 @@ def _prompt_of(built: BuiltPrompt, passages: Sequence[Passage], taken: Sequence[
 
 def _plan(checkpoint: Checkpoint, request: AnswerRequest, passages: Sequence[Passage]) -> _Plan:
     asking = _Asking(checkpoint, request.budget, request.sampling.max_tokens)
-    pieces = numbered(passages)
+    pointed = num_pointed(checkpoint.decoder.num_parameters, mixture=request.mixture)
+    pieces = numbered(passages, num_pointed=pointed)
     if request.mixture:
         each = [asking.build(request.question, [piece]) for piece in pieces]
         taken = [number for number, built in enumerate(each) if built.taken["passages"]]

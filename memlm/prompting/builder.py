@@ -18,6 +18,7 @@ from memlm.errors import InvalidInput, check_range
 CountTokens: TypeAlias = Callable[[str], int]
 
 BETWEEN = "\n\n"
+POINTER = "Most relevant sentence:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,19 @@ def _joined(parts: Sequence[Part], taken: Mapping[str, Sequence[int]], *behind: 
     return BETWEEN.join([*pieces, *behind])
 
 
-def numbered(passages: Sequence[Passage]) -> tuple[str, ...]:
+def numbered(passages: Sequence[Passage], *, num_pointed: int = 0) -> tuple[str, ...]:
     """Passages as pieces of a prompt, each under its number from 1, its title, or else the id of its document, and the
-    headings above its text.
+    headings above its text. The sentence of each of the first `num_pointed` is said once more behind it.
     """
-    return tuple(f"[{number}] {_above(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1))
+    return tuple(
+        f"[{number}] {_above(passage)}\n{passage.text}{_pointed_out(passage) if number <= num_pointed else ''}"
+        for number, passage in enumerate(passages, 1)
+    )
+
+
+def _pointed_out(passage: Passage) -> str:
+    sentence = "" if passage.sentence is None else passage.sentence.text
+    return f"{BETWEEN}{POINTER} {sentence}" if sentence not in ("", passage.text.strip()) else ""
 
 
 def _above(passage: Passage) -> str:

@@ -18,6 +18,7 @@ from memlm.base.passage_texts import PAGES, format_of
 from memlm.base.phrases import words_of
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.segment import Segment
+from memlm.retrieval.sentences import AskedWords
 from memlm.retrieval.store import ModelStore
 
 NEARLY = 0.9  # of the runs of words in two texts that both have, from which on they are nearly the same
@@ -60,13 +61,16 @@ class Found(NamedTuple):
         return int(self.cuts.documents_P[self.number])
 
 
-def first_distinct(found: Iterable[Found], k: int) -> tuple[Passage, ...]:
-    """Describes the first k passages of different texts, each with the places of those that are nearly the same."""
+def first_distinct(found: Iterable[Found], k: int, asked: AskedWords) -> tuple[Passage, ...]:
+    """Describes the first k passages of different texts, each with its sentence, and the places of those that are
+    nearly the same.
+    """
     groups = groups_of(found, k)
     described = iter(_described([each for group in groups for each in group]))
     passages = list[Passage]()
     for group in groups:
         first, *others = islice(described, len(group))
+        first = asked.point_out(first)
         passages.append(replace(first, also=tuple(dict.fromkeys(each.place for each in others))))
     return tuple(passages)
 

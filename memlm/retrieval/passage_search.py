@@ -21,7 +21,7 @@ from memlm.api.passages import Passage, PassagesBy
 from memlm.base.phrases import forms_of
 from memlm.base.steps import Offload, Steps
 from memlm.errors import Incompatible
-from memlm.index.store.derived.bm25 import Searched, best_passages, most_of, scores_of
+from memlm.index.store.derived.bm25 import Query, Searched
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.filters import DocumentFilter
@@ -30,9 +30,9 @@ from memlm.index.store.snapshot import Snapshot
 from memlm.model.files.catalog import NEEDS_ENCODER
 from memlm.retrieval.found_passages import Found, first_distinct
 from memlm.retrieval.retriever import exclusion_of
+from memlm.retrieval.sentences import MOST_WORDS, AskedWords
 from memlm.retrieval.store import ModelStore
 
-MOST_WORDS = 500  # different words of a question that are looked up
 SPARE = 8  # passages that are found beside those that are wanted, since some have nearly the same text
 COSINE_WEIGHT = 1.0  # beside BM25 as a share of its most: benchmarks/log/2026-11-28-passages-by-meaning.md
 
@@ -112,9 +112,11 @@ def _found(
     if not parts:
         return ()
     words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
+    query = Query(searched, words)
+    asked = AskedWords(words, query.weights_W)
     has_vectors = any(part.vectors_FD is not None and len(part.vectors_FD) for part in parts)
     if request.by is PassagesBy.WORDS or (request.by is PassagesBy.AUTO and not has_vectors):
-        return first_distinct(_in_order(parts, partial(best_passages, searched, words), request.k), request.k)
+        return first_distinct(_in_order(parts, query.best, request.k), request.k, asked)
     assert question_D is not None
     live_P = wanted_P = np.concatenate([part.live_P for part in parts])
     if request.only:
@@ -122,10 +124,10 @@ def _found(
     cosines_P = _cosines(parts, question_D)
     best: BestOf
     if request.by is PassagesBy.AUTO:
-        best = partial(_best_by_both, searched, words, cosines_P, live_P, wanted_P)
+        best = partial(_best_by_both, query, cosines_P, live_P, wanted_P)
     else:
         best = partial(_best_by_score, cosines_P, wanted_P)
-    return first_distinct(_in_order(parts, best, request.k), request.k)
+    return first_distinct(_in_order(parts, best, request.k), request.k, asked)
 
 
 def _in_order(parts: Sequence[_Part], best: BestOf, k: int) -> Iterator[Found]:
@@ -143,8 +145,7 @@ def _in_order(parts: Sequence[_Part], best: BestOf, k: int) -> Iterator[Found]:
 
 
 def _best_by_both(
-    searched: Sequence[Searched],
-    words: Sequence[Sequence[str]],
+    query: Query,
     cosines_P: Float64[np.ndarray, " P"],
     live_P: Bool[np.ndarray, " P"],
     wanted_P: Bool[np.ndarray, " P"],
@@ -156,11 +157,11 @@ def _best_by_both(
     is_known_P = np.isfinite(cosines_P)
     known = cosines_P[is_known_P & live_P]
     by_meaning_P = COSINE_WEIGHT * np.where(is_known_P, cosines_P, known.mean() if len(known) else 0.0)
-    most = max(most_of(searched, words), 1e-9)
-    first_K, scores_K = best_passages(searched, words, k)
+    most = max(query.most, 1e-9)
+    first_K, scores_K = query.best(k)
 
     def sums(places_C: Int64[np.ndarray, " C"]) -> Float64[np.ndarray, " C"]:
-        return scores_of(searched, words, places_C) / most + by_meaning_P[places_C]
+        return query.scores(places_C) / most + by_meaning_P[places_C]
 
     # Words add at most as much as to the passage that they rank first. With that, most cannot be among the best.
     some = np.union1d(first_K, _best(by_meaning_P, wanted_P & is_known_P, k))

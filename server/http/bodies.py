@@ -348,6 +348,17 @@ _PASSAGE = _object(
         "first_page": _whole("Its first page, slide or sheet, from 1. 0: none."),
         "last_page": _whole("Its last page, slide or sheet."),
         "also": _texts("Places of passages of nearly the same text."),
+        "sentence": _object(
+            {
+                "text": _text("The sentence that is likeliest to answer."),
+                "offset": _whole("Characters from the start of the passage's text."),
+                "line": _whole("Its line in the document, from 1. 0: not known."),
+                "page": _whole("Its page, slide or sheet, from 1. 0: none."),
+                "words": _texts("The words of the question, as it writes them."),
+            },
+            ("text",),
+            "Left out: the server points it out.",
+        ),
         "score": _number("The score that it was found with."),
         "metadata": {"type": "object", "description": "Values by name."},
     },

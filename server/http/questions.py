@@ -8,7 +8,7 @@ from typing import Any
 
 from memlm.api.answers import AnswerRequest, FindPassagesRequest, cited_passages
 from memlm.api.generation import Accepted, Finished
-from memlm.api.passages import AnswerPrompt, Passage, PassagesBy
+from memlm.api.passages import AnswerPrompt, Passage, PassagesBy, Sentence
 from memlm.errors import InvalidInput
 from memlm.server.frontend.service import Service
 from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
@@ -157,4 +157,9 @@ def _passage(given: Mapping[str, Any]) -> Passage:
         first_page=given.get("first_page", 0),
         last_page=given.get("last_page", 0),
         also=tuple(given.get("also", ())),
+        sentence=_sentence(given["sentence"]) if "sentence" in given else None,
     )
+
+
+def _sentence(given: Mapping[str, Any]) -> Sentence:
+    return Sentence(**{**given, "words": tuple(given.get("words", ()))})

@@ -9,7 +9,7 @@ import pytest
 from memlm.errors import Corrupt
 from memlm.index.store.derived import bm25 as bm25_module
 from memlm.index.store.derived import postings as postings_module
-from memlm.index.store.derived.bm25 import Searched, best_passages, bm25, scores_of
+from memlm.index.store.derived.bm25 import Query, Searched, bm25
 from memlm.index.store.derived.postings import Postings, PostingsWriter, hash_of
 
 WORDS = [f"w{number}" for number in range(60)]
@@ -83,24 +83,24 @@ def test_the_best_passages_are_those_that_the_twin_ranks_first(seed):
         order = np.lexsort((np.arange(len(scores_P)), -scores_P))
         order = order[wanted_P[order] & (scores_P[order] > 0)]
         for k in (1, 3, 10, 1000):
-            numbers_K, scores_K = best_passages(parts, question, k)
+            numbers_K, scores_K = Query(parts, question).best(k)
             assert numbers_K.tolist() == order[:k].tolist()
             assert scores_K.tolist() == scores_P[order[:k]].tolist()
         some = random.permutation(len(passages))[:20]
-        assert scores_of(parts, question, some).tolist() == scores_P[some].tolist()
+        assert Query(parts, question).scores(some).tolist() == scores_P[some].tolist()
 
 
 def test_two_forms_of_a_word_may_make_a_passage_the_best_where_each_alone_could_not(monkeypatch):
     monkeypatch.setattr(bm25_module, "VIEW_PASSAGES", 37)
     passages = [["a"], *[["a", "c"]] * 36, ["a", "b"], *[["b", "c"]] * 36]
-    numbers_K, _ = best_passages([Searched(written(passages))], [["a", "b"]], 1)
+    numbers_K, _ = Query([Searched(written(passages))], [["a", "b"]]).best(1)
     assert numbers_K.tolist() == [37]
 
 
 def test_equal_passages_keep_their_order_across_blocks_and_files():
     same = [["a", "b"] if number % 3 else ["a"] for number in range(100)]
     parts = [Searched(written(same)), Searched(written(same))]
-    numbers_K, scores_K = best_passages(parts, [["b"]], 100)
+    numbers_K, scores_K = Query(parts, [["b"]]).best(100)
     assert numbers_K.tolist() == [number for number in range(200) if number % 100 % 3][:100]
     assert len(set(scores_K.tolist())) == 1
 
@@ -111,7 +111,7 @@ def test_most_blocks_are_not_scored_where_a_rare_word_decides(monkeypatch):
     part, scored = Searched(written(passages)), []
     add = bm25_module._View.add_to
     monkeypatch.setattr(bm25_module._View, "add_to", lambda view, *rest: (scored.append(view), add(view, *rest)))
-    numbers_K, _ = best_passages([part], [["the"], ["of"], ["xylophone"]], 1)
+    numbers_K, _ = Query([part], [["the"], ["of"], ["xylophone"]]).best(1)
     assert numbers_K.tolist() == [999]
     assert len(scored) == 1
 
@@ -131,11 +131,11 @@ def test_counts_of_every_size_are_kept():
 @pytest.mark.parametrize("most", [1, 10, 1000])
 def test_a_block_ends_where_its_terms_would_take_too_much_ram(monkeypatch, most):
     passages = drawn(np.random.default_rng(0), 90)
-    expected = best_passages([Searched(written(passages))], [["w1"], ["w7"]], 20)
+    expected = Query([Searched(written(passages))], [["w1"], ["w7"]]).best(20)
     monkeypatch.setattr(postings_module, "BLOCK_TERMS", most)
     postings = written(passages)
     assert all(block.num_terms <= most or block.num_passages == 1 for block in postings.blocks)
-    found = best_passages([Searched(postings)], [["w1"], ["w7"]], 20)
+    found = Query([Searched(postings)], [["w1"], ["w7"]]).best(20)
     assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
@@ -144,9 +144,9 @@ def test_without_passages_nothing_is_found():
         postings = written(passages)
         assert len(postings) == len(passages)
         assert postings.identity == "these passages"
-        assert not len(best_passages([Searched(postings)], [["a"]], 3)[0])
-    assert not len(best_passages([], [["a"]], 3)[0])
-    assert not len(best_passages([Searched(written([["a"]]))], [], 3)[0])
+        assert not len(Query([Searched(postings)], [["a"]]).best(3)[0])
+    assert not len(Query([], [["a"]]).best(3)[0])
+    assert not len(Query([Searched(written([["a"]]))], []).best(3)[0])
 
 
 def test_a_file_that_is_cut_off_or_changed_is_refused_or_raises(tmp_path):
@@ -168,7 +168,7 @@ def test_a_file_that_is_cut_off_or_changed_is_refused_or_raises(tmp_path):
         begin = int(random.integers(0, len(content) - 2000))
         damaged = Postings(content[:begin] + random.bytes(500) + content[begin + 500 :], "passages.bin")
         try:
-            best_passages([Searched(damaged)], [[word] for word in WORDS], 10)
+            Query([Searched(damaged)], [[word] for word in WORDS]).best(10)
         except Corrupt as error:
             messages.append(str(error))
     assert messages

@@ -13,9 +13,11 @@ from memlm.data.corpus import Document
 from memlm.errors import InvalidInput, NotFound
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
+from memlm.retrieval.sentences import pointed_out
 
 QUESTION = "Which port?"
-PASSAGES = [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(["port one", "a", "port two"])]
+TEXTS = ["port one", "a", "port two"]
+PASSAGES = [*pointed_out(QUESTION, [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(TEXTS)])]
 
 
 @pytest.fixture(params=["chat", "plain"])
@@ -71,7 +73,7 @@ def test_passages_without_room_are_left_out_and_named(asked):
 @pytest.mark.parametrize("mixture", [False, True])
 def test_the_default_budget_leaves_room_for_the_answer(model_folder, max_tokens, least, mixture):
     """The context is 48 tokens."""
-    passages = [replace(PASSAGES[0], document_id=str(n), text="a " * n) for n in range(1, 30)]
+    passages = [replace(PASSAGES[0], document_id=str(n), text="a " * n, sentence=None) for n in range(1, 30)]
     with load(model_folder) as lm:
         answer = lm.answer("?", passages, seed=2, max_tokens=max_tokens, mixture=mixture)
         assert answer.num_prompt_tokens <= 48 - least

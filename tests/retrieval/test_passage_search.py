@@ -19,7 +19,7 @@ from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
 from memlm.index.store.derived import cuts as cuts_module
 from memlm.index.store.derived import passages as passages_module
-from memlm.index.store.derived.bm25 import Searched, best_passages
+from memlm.index.store.derived.bm25 import Query, Searched
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.passages import SegmentPassages
 from memlm.index.store.derived.postings import PostingsWriter, hash_of
@@ -250,7 +250,7 @@ def test_an_index_that_a_purge_overtakes_is_not_published(store, tokenizer):
         for passages in (begun, SegmentPassages(store, segment, cuts)):
             while not passages.is_complete:
                 passages.build()
-            assert len(best_passages([Searched(passages.postings)], [terms_of("memory")], 1)[0])
+            assert len(Query([Searched(passages.postings)], [terms_of("memory")]).best(1)[0])
         assert not [*store.rglob(CUTS), *store.rglob(PASSAGES), *store.rglob("*.tmp")]
 
 

@@ -1,7 +1,7 @@
 """Words -> the passages that BM25 ranks first (Robertson and Zaragoza 2009, with the logarithm that is never negative).
 
 A word has forms, the terms by which passages may have it: a passage has the word where it has any of them. Averages and
-document frequencies are those of the live passages. `bm25` scores all passages. `best_passages` equals it to the last
+document frequencies are those of the live passages. `bm25` scores all passages. `Query.best` equals it to the last
 bit, and equal passages keep their order.
 """
 
@@ -56,39 +56,51 @@ def bm25(
     return scores_P
 
 
-def best_passages(
-    parts: Sequence[Searched], words: Sequence[Sequence[str]], k: int
-) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
-    """The at most k wanted live passages with the highest scores above 0, best first, and their scores. A passage's
-    number counts the passages of the parts one after another.
-
-    Cost: a look at each word's table in each block, and the postings of the rarer words (MaxScore). Raises Corrupt for
-    damaged postings.
+class Query:
+    """A question's words in the passages of some parts, and the weight of each word. A passage's number counts the
+    passages of the parts one after another.
     """
-    views, weights_W = _weighed(parts, words)
-    best = _Best(k)
-    for view in sorted(views, key=lambda view: -view.bound(weights_W)):
-        if view.bound(weights_W) < best.floor:
-            break
-        view.add_to(best, weights_W)
-    numbers_C = np.sort(best.numbers)
-    scores_C = _scores(views, weights_W, numbers_C)
-    order_K = np.argsort(-scores_C, kind="stable")[:k]
-    return numbers_C[order_K], scores_C[order_K]
 
+    def __init__(self, parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> None:
+        """Looks each word up in each block. Raises Corrupt for damaged postings."""
+        self._views, self.weights_W = _weighed(parts, words)
 
-def scores_of(
-    parts: Sequence[Searched], words: Sequence[Sequence[str]], numbers_C: Int64[np.ndarray, " C"]
-) -> Float64[np.ndarray, " C"]:
-    """The score of each of some passages, by their numbers as of `best_passages`."""
-    order_C, scores_C = np.argsort(numbers_C), np.empty(len(numbers_C))
-    scores_C[order_C] = _scores(*_weighed(parts, words), numbers_C[order_C])
-    return scores_C
+    @property
+    def most(self) -> float:
+        """What the score of a passage is less than, however often it has the words."""
+        return sum(self.weights_W) * (K1 + 1)
 
+    def best(self, k: int) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+        """The at most k wanted live passages with the highest scores above 0, best first, and their scores.
 
-def most_of(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> float:
-    """What the score of a passage is less than, however often it has the words."""
-    return sum(_weighed(parts, words)[1]) * (K1 + 1)
+        Cost: the postings of the rarer words (MaxScore). Raises Corrupt for damaged postings.
+        """
+        best = _Best(k)
+        for view in sorted(self._views, key=lambda view: -view.bound(self.weights_W)):
+            if view.bound(self.weights_W) < best.floor:
+                break
+            view.add_to(best, self.weights_W)
+        numbers_C = np.sort(best.numbers)
+        scores_C = self._scores(numbers_C)
+        order_K = np.argsort(-scores_C, kind="stable")[:k]
+        return numbers_C[order_K], scores_C[order_K]
+
+    def scores(self, numbers_C: Int64[np.ndarray, " C"]) -> Float64[np.ndarray, " C"]:
+        """The score of each of some passages."""
+        order_C, scores_C = np.argsort(numbers_C), np.empty(len(numbers_C))
+        scores_C[order_C] = self._scores(numbers_C[order_C])
+        return scores_C
+
+    def _scores(self, numbers_C: Int64[np.ndarray, " C"]) -> Float64[np.ndarray, " C"]:
+        """The scores of passages whose numbers are in order."""
+        ends = np.searchsorted(numbers_C, [view.first + view.num_passages for view in self._views]).tolist()
+        spans = zip(self._views, pairwise([0, *ends]), strict=True)
+        parts = [
+            view.scores(numbers_C[begin:end] - view.first, self.weights_W)
+            for view, (begin, end) in spans
+            if begin < end
+        ]
+        return np.concatenate([np.zeros(0), *parts])
 
 
 class _Term:
@@ -309,16 +321,6 @@ class _Best:
         """Notes that there are different passages with these sums or higher ones."""
         if len(sums) >= self._k:
             self.floor = max(self.floor, float(np.partition(sums, -self._k)[-self._k]) * SLACK)
-
-
-def _scores(
-    views: Sequence[_View], weights_W: list[float], numbers_C: Int64[np.ndarray, " C"]
-) -> Float64[np.ndarray, " C"]:
-    """The scores of some passages, by their numbers, which are in order."""
-    ends = np.searchsorted(numbers_C, [view.first + view.num_passages for view in views]).tolist()
-    spans = zip(views, pairwise([0, *ends]), strict=True)
-    parts = [view.scores(numbers_C[begin:end] - view.first, weights_W) for view, (begin, end) in spans if begin < end]
-    return np.concatenate([np.zeros(0), *parts])
 
 
 def _weighed(parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> tuple[list[_View], list[float]]:

@@ -76,11 +76,14 @@ def _model_of(host: LanguageModel | Client) -> ModelInfo | None:
 
 
 def print_answer(tokens: TokenStream, *, json: bool) -> None:
-    """Prints an answer as it arrives, and then the places of its passages, or all as one JSON object."""
+    """Prints the sentence that an answer stands on, the answer as it arrives, and the places of its passages, or all as
+    one JSON object.
+    """
     with tokens:
         if json:
             emit_json(Answer.of(tokens.result()))
             return
+        render.print_sentence(tokens.accepted.prompt)
         render.print_generation(tokens, prompt="", json=False, show_sources=False)
         prompt, found = tokens.accepted.prompt, Answer.of(tokens.result())
     if prompt is not None:

@@ -90,6 +90,7 @@ class ChatShell:
             if self._json:
                 seen.extend(stream)
             else:
+                render.print_sentence(stream.accepted.prompt)
                 render.stream(stream, colored=True, into=seen)
         except KeyboardInterrupt:
             was_stopped = True

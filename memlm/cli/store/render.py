@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from textwrap import indent
 from typing import Any
 
 from rich.text import Text
@@ -53,11 +52,21 @@ def print_passages(passages: Sequence[Passage], *, json: bool) -> None:
     for number, passage in enumerate(passages, 1):
         place = Text(one_line(f"[{number}] {passage.place}"), style="bold")
         out.print(place.append(f"  score {figure(passage.score)}", style="not bold dim"))
-        out.print(Text(indent(printable(passage.text.replace("\f", "\n")), "  ")))
+        for line in _pointed_out(passage).split(allow_blank=True):
+            out.print(Text("  ").append(line))
         if passage.also:
             out.print(Text(one_line(f"  also in {'; '.join(passage.also)}"), style="dim"))
     if not passages:
         out.print("No passage has a word of the question. With an encoder, --by meaning ranks all passages.")
+
+
+def _pointed_out(passage: Passage) -> Text:
+    """The text of a passage, with its sentence bold."""
+    text, sentence = passage.text.replace("\f", "\n"), passage.sentence
+    if sentence is None:
+        return Text(printable(text))
+    begin, end = sentence.offset, sentence.offset + len(sentence.text)
+    return Text.assemble(printable(text[:begin]), (printable(text[begin:end]), "bold"), printable(text[end:]))
 
 
 def _snippet(snippet: str, phrase: str) -> Text:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memlm.api.generation import Accepted, Neighbor, Token, Usage
 from memlm.api.handles import TokenStream
-from memlm.api.passages import AnswerPrompt, Passage
+from memlm.api.passages import AnswerPrompt, Passage, Sentence
 from memlm.base.figures import counted
 from memlm.base.printable import one_line, printable
 from memlm.cli.terminal.console import emit_json, err, out
@@ -133,6 +133,24 @@ def warn_if_partial(share: float | None) -> None:
     if share is not None and share < 1:
         line = f"warning: a shard does not answer; only {share:.1%} of the entries could be searched"
         err.print(line, style="yellow", markup=False, soft_wrap=True)
+
+
+def print_sentence(prompt: AnswerPrompt | None) -> None:
+    """Prints the sentence of a prompt's best passage and its place, before the model has written anything."""
+    passage = next(iter(prompt.passages), None) if prompt is not None else None
+    if passage is None or passage.sentence is None:
+        return
+    out.print(quoted(passage.sentence))
+    out.print(Text(one_line(f"  {passage.sentence_place}"), style="dim"))
+    out.print()
+
+
+def quoted(sentence: Sentence) -> Text:
+    """A sentence on one line, between marks, with the words of the question bold."""
+    left, right = ('"', '"') if out.options.ascii_only else ("“", "”")
+    text = Text(one_line(" ".join(sentence.text.split())))
+    text.highlight_words(sentence.words, "bold", case_sensitive=True)
+    return Text.assemble(left, text, right)
 
 
 def print_places(prompt: AnswerPrompt, *, cited: Sequence[Passage] = (), weights: Sequence[float] = ()) -> None:

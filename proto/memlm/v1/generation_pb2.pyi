@@ -164,7 +164,7 @@ class ChatRequest(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., num_passages: _Optional[int] = ...) -> None: ...
 
 class Passage(_message.Message):
-    __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata", "first_line", "last_line", "headings", "first_page", "last_page", "also")
+    __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata", "first_line", "last_line", "headings", "first_page", "last_page", "also", "sentence")
     STORE_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class Passage(_message.Message):
     FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
     LAST_PAGE_FIELD_NUMBER: _ClassVar[int]
     ALSO_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
     store: str
     document_id: str
     title: str
@@ -193,7 +194,22 @@ class Passage(_message.Message):
     first_page: int
     last_page: int
     also: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., metadata: _Optional[str] = ..., first_line: _Optional[int] = ..., last_line: _Optional[int] = ..., headings: _Optional[_Iterable[str]] = ..., first_page: _Optional[int] = ..., last_page: _Optional[int] = ..., also: _Optional[_Iterable[str]] = ...) -> None: ...
+    sentence: Sentence
+    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ..., metadata: _Optional[str] = ..., first_line: _Optional[int] = ..., last_line: _Optional[int] = ..., headings: _Optional[_Iterable[str]] = ..., first_page: _Optional[int] = ..., last_page: _Optional[int] = ..., also: _Optional[_Iterable[str]] = ..., sentence: _Optional[_Union[Sentence, _Mapping]] = ...) -> None: ...
+
+class Sentence(_message.Message):
+    __slots__ = ("text", "offset", "line", "page", "words")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    offset: int
+    line: int
+    page: int
+    words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., offset: _Optional[int] = ..., line: _Optional[int] = ..., page: _Optional[int] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
     __slots__ = ("question", "passages", "num_passages", "passages_by", "passage_stores", "budget", "mixture", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter")

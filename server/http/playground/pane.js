@@ -5,6 +5,7 @@ import { hideCard, showCard } from "./card.js";
 import { StripChart } from "./chart.js";
 import { announce, button, el, figure, percent, plural, showError } from "./dom.js";
 import { generate, meanShare } from "./generation.js";
+import { sentenceOf } from "./sources.js";
 import { TokenView } from "./tokens.js";
 
 const REASONS = { stop: "ended by itself", length: "ended by its length" };
@@ -27,9 +28,10 @@ export class Pane extends EventTarget {
     this.notice = el("div", { class: "notice" });
     const text = el("div", { class: "text" }, prompt ? el("span", { class: "prompt" }, prompt) : null, this.view.element);
     const heading = el("h2", { class: hasTitle ? "pane-title" : "unseen" }, title);
+    this.sentence = el("div");
     const close = onClose && button("×", onClose, { class: "quiet", "aria-label": `Close “${title}”` });
     const head = el("div", { class: "pane-head" }, heading, close);
-    this.element = el("section", { class: "pane", "aria-label": title }, head, text, this.notice, this.chart.element, this.status);
+    this.element = el("section", { class: "pane", "aria-label": title }, head, this.sentence, text, this.notice, this.chart.element, this.status);
     for (const source of [this.view, this.chart]) {
       source.addEventListener("show", (event) => this.#point(event.detail));
       source.addEventListener("pin", (event) => this.pin(event.detail));
@@ -72,6 +74,7 @@ export class Pane extends EventTarget {
       for await (const part of generate(this.isChat, body, this.controller.signal)) {
         const { tokens: _, ...figures } = part.memory;
         this.memory = { ...this.memory, ...figures };
+        if (figures.passages) this.sentence.replaceChildren(...[sentenceOf(figures.passages)].filter(Boolean));
         this.view.add(part.tokens);
         if (part.usage) this.usage = part.usage;
         if (part.reason) ending = REASONS[part.reason] ?? part.reason;

@@ -113,7 +113,7 @@ export class SourcesPanel extends EventTarget {
     const cards = passages.map((each) => {
       const source = { key: keyOf(each), store: each.store, id: each.document_id, title: each.title };
       const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, whereOf(each)));
-      return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, each.text)), this.#actions(source));
+      return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, ...pointedOut(each))), this.#actions(source));
     });
     return el("section", { "aria-label": "Passages behind this reply" }, el("h3", {}, "The reply was asked from"), ...cards);
   }
@@ -175,6 +175,22 @@ function whereOf({ first_line, last_line, first_page, last_page, headings, metad
   if (first_page) return spanOf(PAGES[format] ?? "page", first_page, last_page);
   if (headings?.length) return headings.at(-1);
   return spanOf("line", first_line, last_line);
+}
+
+/** The text of a passage, with its sentence marked. Offsets count characters, of which some take two units here. */
+function pointedOut({ text, sentence }) {
+  if (!sentence) return [text];
+  const letters = [...text];
+  const end = sentence.offset + [...sentence.text].length;
+  return [letters.slice(0, sentence.offset).join(""), el("strong", {}, sentence.text), letters.slice(end).join("")];
+}
+
+/** The sentence that an answer stands on, and where a person finds it; null for an answer without one. */
+export function sentenceOf([passage]) {
+  if (!passage?.sentence) return null;
+  const { text, line, page } = passage.sentence;
+  const place = whereOf({ ...passage, first_line: line, last_line: line, first_page: page, last_page: page });
+  return el("blockquote", { class: "sentence" }, el("p", {}, text), el("footer", {}, `${nameOf(passage)}, ${place}`));
 }
 
 const spanOf = (word, first, last) => (first === last ? `${word} ${first}` : `${word}s ${first} to ${last}`);
