@@ -58,7 +58,7 @@ def command_reference(command: Any, name: str) -> list[str]:
     parts = [f"\n## {name}\n\n{cell(command.help)}\n"]
     if command.epilog:
         parts.append(f"\n```sh\n{command.epilog.removeprefix('Example: ')}\n```\n")
-    rows = [parameter_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    rows = [parameter_row(parameter) for parameter in command.params]
     return [*parts, "\n| parameter | value | default | meaning |\n|---|---|---|---|\n", *rows]
 
 
@@ -66,6 +66,7 @@ def parameter_row(parameter: Any) -> str:
     """A row of the table of a command: its options, value, default and help."""
     is_argument = not hasattr(parameter, "is_flag")
     names = [parameter.metavar or parameter.name.upper()] if is_argument else parameter.opts + parameter.secondary_opts
+    names = names or [parameter.name]  # a setting of the file and the environment
     value = "" if is_argument or parameter.is_flag else parameter.metavar or "value"
     default = "required" if parameter.required else "" if callable(parameter.default) else parameter.default
     shown = "" if default in (None, False, (), []) else str(default)

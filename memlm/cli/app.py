@@ -38,6 +38,7 @@ from memlm.cli.terminal.connection import (
     connect_with,
 )
 from memlm.cli.terminal.console import out
+from memlm.cli.terminal.fields import CommandWithSettings
 from memlm.cli.train import train as train_command
 from memlm.cli.tune_context import tune_context
 
@@ -95,6 +96,7 @@ _add(score, ASK, "memlm score 'import os' --model smollm2 --store notes")
 _add(trace, ASK, "memlm trace --file answer.txt --model smollm2 --store notes")
 app.add_typer(index.app, name="index", rich_help_panel=SERVE)
 app.command(
+    cls=CommandWithSettings,
     rich_help_panel=SERVE,
     epilog="Example: memlm serve --model model --store store --port 50051",
     context_settings={"auto_envvar_prefix": "MEMLM_SERVE"},

@@ -45,7 +45,8 @@ def serve(
             metavar="FILE",
             callback=_defaults_from,
             is_eager=True,
-            help="TOML file of settings by the names of these options. Options and MEMLM_SERVE_... take precedence.",
+            help="TOML file of these options by their names, and of the limits that --print-config shows. Options and"
+            " MEMLM_SERVE_... take precedence.",
         ),
     ] = None,
     print_config: Annotated[

@@ -858,21 +858,32 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
     file = tmp_path / "server.toml"
     file.write_text(
         'model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\ncache_bytes = "2GiB"\n'
-        "drafts = 4\n"
+        "drafts = 4\nmax_streams = 5\nmax_jobs = 6\n"
     )
     monkeypatch.setenv("MEMLM_SERVE_MAX_RUNNING", "9")
     monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
+    monkeypatch.setenv("MEMLM_SERVE_MAX_STREAMS", "8")
     done = CliRunner().invoke(app, ["serve", "--config", str(file), "--port", "99", "--print-config"])
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
     assert (printed["port"], printed["max_running"], printed["drain_s"]) == (99, 9, 3.0)
     assert (printed["model"], printed["stores"], printed["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
     assert (printed["max_cache_bytes"], printed["drafts"]) == (2 << 30, 4)
-    for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
+    assert (printed["max_streams"], printed["max_jobs"]) == (8, 6)
+    for bad, says in (
+        ("message_bytes = 5\n", "message_bytes is 5"), ("max_jobs = 'many'\n", "'max_jobs'"),
+        ("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port"),
+    ):  # fmt: skip
         file.write_text('model = "m"\n' + bad)
         done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])
         assert done.exit_code != 0
         assert says in done.output + str(done.exception)
+
+
+def test_a_setting_is_no_option():
+    done = CliRunner().invoke(app, ["serve", "--model", "m", "--max-streams", "5", "--print-config"])
+    assert (done.exit_code, "No such option: --max-streams" in done.output) == (2, True)
+    assert "max-streams" not in CliRunner().invoke(app, ["serve", "--help"]).output
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_drafts_are_a_word_or_a_number(word: str, drafts: int | None) -> None:
 
 def test_bytes_are_parsed() -> None:
     config = ServerConfig(Path("m"))
-    assert parsed(ServerConfig, "-m", "m", "--message-bytes", "2MiB") == replace(config, max_message_bytes=2 << 20)
+    assert parsed(ServerConfig, "-m", "m", "--session-bytes", "2MiB") == replace(config, max_session_bytes=2 << 20)
 
 
 def test_only_fields_that_were_given_override() -> None:
