@@ -40,7 +40,7 @@ from memlm.cli.terminal.connection import (
 from memlm.cli.terminal.console import out
 from memlm.cli.terminal.fields import CommandWithSettings
 from memlm.cli.train import train as train_command
-from memlm.cli.tune_context import tune_context
+from memlm.cli.tune import tune
 
 ASK, SERVE, MODELS, MACHINE = "Ask", "Documents and servers", "Models", "This machine"  # panels of the help
 WISHES = {
@@ -110,7 +110,7 @@ app.add_typer(models.app, name="models", rich_help_panel=MODELS)
 _add(evaluate, MODELS, "memlm eval heldout/ --model model --store store", "eval")
 _add(lm_eval, MODELS, "memlm lm-eval --model smollm2 --store store --tasks arc_easy", "lm-eval")
 _add(train_command, MODELS, "memlm train docs/ --out model --minutes 5")
-_add(tune_context, MODELS, "memlm tune-context heldout/ --model smollm2", "tune-context")
+_add(tune, MODELS, "memlm tune heldout/ --model smollm2 --store store")
 _add(calibrate, MODELS, "memlm calibrate heldout/ --model model --delta 0.1")
 _add(inspect, MODELS, "memlm inspect smollm2 --out report.html")
 _add(doctor, MACHINE, "memlm doctor --json")

@@ -37,6 +37,7 @@ from memlm.cli.terminal.options import num_bytes
 from memlm.index.store.lock import write_lock
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.estimate import SAMPLE_DOCUMENTS
+from memlm.retrieval.own_past import SETTINGS_FILE
 from memlm.server.config import ServerConfig
 
 
@@ -61,8 +62,8 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval lm-eval generate chat answer score trace inspect demo serve info doctor",
-              "index": "build add sync remember delete compact verify snapshot info load unload search passages tune",
+    groups = {"": "train eval lm-eval tune generate chat answer score trace inspect demo serve info doctor",
+              "index": "build add sync remember delete compact verify snapshot info load unload search passages",
               "session": "create append info forget fork delete",
               "operation": "info wait cancel delete",
               "bench": "build generate serve load model versus"}  # fmt: skip
@@ -77,6 +78,8 @@ def test_wrong_use_exits_with_2(capsys):
     for words in (
         ["index", "build"], ["index", "delete", "s"], ["index", "delete", "s", "id", "--where", "a=b"],
         ["index", "delete", "s", "--where", "license"], ["train", "x", "--out", "m", "--steps", "many"],
+        ["tune", "x", "--model", "m", "--spalm"], ["tune", "x", "--model", "m", "--keep-gain", "0.9"],
+        ["tune", "x", "--model", "m", "--store", "s", "--spalm", "--keep-gain", "0.9"],
         ["mystery"], ["--mystery"], ["generate", "x", "--model", "m", "--drafts", "on"],
     ):  # fmt: skip
         assert memlm(capsys, *words)[0] == 2
@@ -183,11 +186,11 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
         (["index", "build", corpus_folder, "--out", tmp_path / "s", "--share", "3"], "--share is 3.0"),
         (["index", "build", corpus_folder, "--out", corpus_folder], "no unfinished datastore"),
         (["index", "add", nowhere, corpus_folder], "memlm index build"),
-        (["index", "tune", store_folder, empty], "no text was found"),
-        (["index", "tune", nowhere, corpus_folder], "memlm index build"),
-        (["index", "spalm", nowhere, corpus_folder], "memlm index build"),
+        (["tune", empty, "--store", store_folder], "no text was found"),
+        (["tune", corpus_folder, "--store", nowhere], "memlm index build"),
+        (["tune", corpus_folder, "--store", nowhere, "--spalm"], "memlm index build"),
         (["index", "search", nowhere, "x"], "memlm index build"),
-        (["tune-context", empty], "no text was found"),
+        (["tune", empty], "no text was found"),
         (["calibrate", empty], "no text was found"),
         (["eval", empty], "no text was found"),
         (["eval", tmp_path / "broken.jsonl"], "no text was found"),
@@ -285,7 +288,7 @@ def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, 
         (["index", "snapshot", own_store, tmp_path / "backup"], "num_linked"),
         (["index", "search", own_store, "the memory", "--model", model_folder], "neighbors"),
         (["index", "passages", own_store, "the memory", "--model", model_folder], "passages"),
-        (["index", "tune", own_store, text, "--model", model_folder], "lam"),
+        (["tune", text, "--store", own_store, "--model", model_folder], "lam"),
         (["eval", text, "--model", model_folder, "--store", own_store], "knn"),
         (["generate", "the", "--model", model_folder, "--store", own_store, "--seed", "1"], "finished"),
         (["index", "delete", own_store, "doc-0.txt"], "documents"),
@@ -323,10 +326,24 @@ def test_an_emptied_store_passes_verify_and_is_not_tuned(capsys, model_folder, o
     before = read_manifest(own_store)
     code, out, err = memlm(capsys, "index", "verify", own_store, "--model", model_folder)
     assert (code, err) == (0, ""), out
-    code, _, err = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    code, _, err = memlm(capsys, "tune", corpus_folder, "--store", own_store, "--model", model_folder)
     assert code == 1
     assert "nothing to tune" in err
     assert read_manifest(own_store) == before
+
+
+def test_the_past_of_a_text_and_a_gate_are_tuned_as_a_datastore_is(capsys, model_folder, own_store, tmp_path):
+    model, texts = Path(shutil.copytree(model_folder, tmp_path / "model")), tmp_path / "texts"
+    texts.mkdir()
+    for number in range(6):
+        (texts / f"{number}.txt").write_text(f"{make_text(100 + number, 12)} " * 8)
+    words = ["tune", texts, "--model", model, "--max-tokens", 4000]
+    past = json.loads(memlm(capsys, *words, "--json")[1])
+    assert (past["documents"], past["kept"], (model / SETTINGS_FILE).exists()) == (6, True, True)
+    gate = json.loads(memlm(capsys, *words, "--store", own_store, "--spalm", "--json")[1])
+    assert gate["k"] == 16
+    assert "Saved with" in memlm(capsys, *words)[1]
+    assert "nats per token alone" in memlm(capsys, *words, "--store", own_store, "--spalm")[1]
 
 
 def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store, corpus_folder, tmp_path):
@@ -335,7 +352,7 @@ def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store
     words = ["--model", model_folder]
     note = tmp_path / "note"
     assert memlm(capsys, "index", "build", tmp_path / "note.txt", *words, "--out", note, "--check", "none")[0] == 0
-    tuned = ["index", "tune", note, tmp_path / "noise.txt", *words, "--json"]
+    tuned = ["tune", tmp_path / "noise.txt", "--store", note, *words, "--json"]
     code, out, err = memlm(capsys, *tuned, "--keep-gain", "0.9")
     report = json.loads(out)
     assert (code, report["adaptive_kept"], report["threshold"]) == (0, False, 0)
@@ -344,7 +361,7 @@ def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store
     for figure in ("adaptive_nats", "base_nats", "knn_nats"):
         assert f" {report[figure]:.4f}" in line
     assert "keep-gain" not in memlm(capsys, *tuned)[2]
-    kept = ["index", "tune", own_store, corpus_folder / "doc-7.txt", *words, "--keep-gain", "0.9"]
+    kept = ["tune", corpus_folder / "doc-7.txt", "--store", own_store, *words, "--keep-gain", "0.9"]
     code, out, err = memlm(capsys, *kept)
     assert (code, "keep-gain" in err) == (0, False)
     assert "lam is 0 below" in out
@@ -820,7 +837,7 @@ def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corp
         ["eval", corpus_folder, "--model", model_folder, "--store", own_store],
     ):
         assert memlm(capsys, *words)[0] == 0, words
-    code, _, printed = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    code, _, printed = memlm(capsys, "tune", corpus_folder, "--store", own_store, "--model", model_folder)
     assert (code, len(printed.strip().splitlines()[-1:])) == (1, 1), printed
     assert memlm(capsys, "index", "add", own_store, corpus_folder, "--model", model_folder)[0] == 0
     assert json.loads(memlm(capsys, "index", "info", own_store, "--json")[1])["documents"] == 8

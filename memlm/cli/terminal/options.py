@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlm.api.datastores import INDEX, parse_fields
+from memlm.api.datastores import parse_fields
 from memlm.api.params import SAMPLING
 from memlm.base.options import RESEARCH, parse_bytes
 from memlm.base.texts import text_of
@@ -27,15 +27,6 @@ Corpora = Annotated[
     ),
 ]
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
-Window = Annotated[
-    int | None,
-    typer.Option(
-        rich_help_panel=INDEX, help="Tokens that the model reads at once (default: its context, at most 1024)."
-    ),
-]
-Stride = Annotated[
-    int | None, typer.Option(rich_help_panel=INDEX, help="Tokens that each window adds (default: half the window).")
-]
 Engine = Annotated[
     str,
     typer.Option(
