@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -156,11 +156,6 @@ ShowSources = Annotated[
 ]
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def corpus_of(
     paths: Sequence[str | Path],
     glob: str = "**/*",
@@ -224,6 +219,11 @@ def num_bytes(text: str | None) -> int | None:
 
 MAX_TOKENS = 512  # of an answer: a small model may not find its end
 TEMPERATURE = 0.3  # of chats and answers
+# Fields that have options of their own in chats and answers, or none: `generate` and the library have them.
+NOT_OF_ANSWERS = (
+    "temperature", "max_tokens", "session", "resume_s", "early_exit", "draft", "nprobe", "spalm", "loop_guard",
+    "context_cache",
+)  # fmt: skip
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)]
 MaxTokens = Annotated[
