@@ -13,7 +13,7 @@ from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.cli.terminal.interruption import on_interrupt, this_command
 
 
-@with_fields(leave_out=("use_store",))
+@with_fields(leave_out=("use_store", "stores", "exclude_documents", "as_of", "loop_guard"))
 def evaluate(
     texts: options.Texts,
     model: options.Model,
