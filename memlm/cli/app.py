@@ -71,6 +71,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -82,7 +83,7 @@ def root(
     key: PrivateKey = None,
 ) -> None:
     """A language model whose memory you can read, edit, scale and serve."""
-    connect_with(timeout, token, tls=tls, ca=ca, cert=cert, key=key)
+    connect_with(context, timeout, token, tls=tls, ca=ca, cert=cert, key=key)
 
 
 def _add(command: Callable[..., object], panel: str, example: str, name: str | None = None) -> None:

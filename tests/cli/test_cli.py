@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trustme
 import typer
 from chats import save_chat_model
 from running import PATIENCE_S
@@ -39,6 +40,7 @@ from memlm.index.store.manifest import read_manifest
 from memlm.indexing.estimate import SAMPLE_DOCUMENTS
 from memlm.retrieval.own_past import SETTINGS_FILE
 from memlm.server.config import ServerConfig
+from memlm.server.registry import DatastoreRegistry
 
 
 def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
@@ -97,7 +99,14 @@ def test_options_of_another_place_are_refused_before_anything_is_called(capsys):
         ("generate x --model m --session s", "--session is for a server"),
         ("index compact s --no-wait", "is for a server"),
         ("index sync s x --model m --as y", "--as is for a server"),
-        ("index info s --timeout 3", "is for a server"),
+        ("index info s --timeout 3", "--timeout is for a server; give --target"),
+        ("score x --model m --token t", "--token is for a server; give --target"),
+        ("eval x --model m --timeout 3", "--timeout is for a server, and `eval` works on none"),
+        ("--token=t --tls doctor", "--token, --tls is for a server, and `doctor` works on none"),
+        ("info --timeout 0", "'--timeout': it is 0; give more than 0 seconds"),
+        ("score x --target=", "'--target': it is empty; give HOST:PORT"),
+        ("session info --target=", "'--target': it is empty; give HOST:PORT"),
+        ("index remember s x --model m --metadata y", "--metadata is 'y'; expected FIELD=VALUE"),
     ):
         code, out, error = memlm(capsys, *words.split())
         shown = " ".join(error.replace("│", " ").split())
@@ -244,6 +253,34 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
         "--target localhost:1234",
     ):
         assert any(words in line for line in lines), words
+
+
+def test_a_server_tells_the_datastores_of_its_folder_too(model_folder, store_folder, tmp_path):
+    registry = DatastoreRegistry((), tmp_path)
+    registry.put("notes", tmp_path / "notes-1")
+    config = ServerConfig(model=model_folder, stores=(store_folder,), store_dir=tmp_path)
+    (line,) = [each for each in announcement(config, "127.0.0.1:1234") if "datastores" in each]
+    assert line.split(maxsplit=1)[1] == f"{store_folder.name} ({store_folder}), notes ({tmp_path / 'notes-1'})"
+
+
+def test_an_interrupted_wait_names_the_command_that_cancels_there(capsys, monkeypatch, tmp_path):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memlm.cli.served.operations.follow", interrupted)
+    (authority := tmp_path / "ca file.pem").write_bytes(trustme.CA().cert_pem.bytes())
+    for words, said in (
+        (["--target", "a:1"], "--target a:1`"),
+        (
+            ["--target", "a:1", "--ca", authority, "--token", "secret"],
+            f"--target a:1 --ca '{authority}' --token TOKEN`",
+        ),
+        ([], "`memlm operation cancel operations/7` stops it"),
+    ):
+        code, _, err = memlm(capsys, "operation", "wait", "operations/7", *words)
+        assert code == 130
+        assert said in " ".join(err.split()), err
+        assert "secret" not in err
 
 
 def test_the_command_that_a_server_offers_has_what_it_wants(model_folder, tmp_path):

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from memlm.api.datastores import parse_fields
 from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.cli.served.info import print_store
@@ -46,7 +45,7 @@ def remember(
     json: options.Json = False,
 ) -> None:
     """Add a text at once. Answers use it when the command ends."""
-    metadata = parse_fields(where) if where else None
+    metadata = options.metadata_fields(where, "metadata") if where else None
     text = options.read_text(Path("-")) if text == "-" else text
     if is_served(context, target):
         assert target is not None

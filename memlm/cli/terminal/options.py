@@ -201,10 +201,10 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def metadata_fields(where: Sequence[str]) -> dict[str, str]:
-    """Parses FIELD=VALUE of metadata. Raises BadParameter."""
+def metadata_fields(where: Sequence[str], option: str = "where") -> dict[str, str]:
+    """Parses FIELD=VALUE of metadata. Raises BadParameter, with the name of the option."""
     try:
-        return parse_fields(where)
+        return parse_fields(where, option)
     except InvalidInput as error:
         raise typer.BadParameter(f"--{error}") from None
 
