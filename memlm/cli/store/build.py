@@ -18,7 +18,7 @@ from memlm.cli.store.engine import keys_of, reader_of
 from memlm.cli.store.forecast import PlannedBuild, foretell_addition, foretell_build
 from memlm.cli.store.vectors import make_vectors_at_once
 from memlm.cli.terminal import options
-from memlm.cli.terminal.connection import UPLOAD_S, RequestId, Target, Wait, client_of, is_served, model_of
+from memlm.cli.terminal.connection import UPLOAD_S, Target, Wait, client_of, is_served, model_of
 from memlm.cli.terminal.console import ConsoleProgress
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.fields import Overrides, with_fields
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CHECKED = ("keys", "index", "target", "prune", "check")  # before anything is read
 
 
-@with_fields(leave_out=("store", "corpus"))
+@with_fields(leave_out=("store", "corpus", "request_id"))
 def build(
     context: typer.Context,
     corpus: options.Corpora,
@@ -110,7 +110,6 @@ def add(
     address: options.Address = None,
     target: Target = None,
     wait: Wait = True,
-    request_id: RequestId = None,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -125,9 +124,7 @@ def add(
     if is_served(context, target):
         assert target is not None
         with client_of(target, UPLOAD_S) as client:
-            job = client.datastores.add(
-                str(store), read(), replace=replace, keys=keys, check=check, request_id=request_id
-            )
+            job = client.datastores.add(str(store), read(), replace=replace, keys=keys, check=check)
             files.finish(report)
             show(job, wait=wait, json=json)
         return

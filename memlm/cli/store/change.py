@@ -16,7 +16,6 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.connection import (
     HERE,
     UPLOAD_S,
-    RequestId,
     ServerTarget,
     Target,
     Wait,
@@ -127,14 +126,13 @@ def compact(
     device: options.Device = "auto",
     target: Target = None,
     wait: Wait = True,
-    request_id: RequestId = None,
     json: options.Json = False,
 ) -> None:
     """Merge all segments without the deleted documents, while readers keep reading."""
     if is_served(context, target):
         assert target is not None
         with client_of(target) as client:
-            job = client.datastores.compact(str(store), purge=purge, check=check, request_id=request_id)
+            job = client.datastores.compact(str(store), purge=purge, check=check)
             show(job, wait=wait, json=json)
         return
     from memlm.indexing.build import compact_index

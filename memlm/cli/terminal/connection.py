@@ -81,10 +81,6 @@ Wait = Annotated[
         "--wait/--no-wait", help="Wait for the end of its job, or only print its name.", rich_help_panel=SERVER
     ),
 ]
-RequestId = Annotated[
-    str | None,
-    typer.Option(metavar="ID", help="Repeating a request with its id returns its job.", rich_help_panel=SERVER),
-]
 _FLAGS, _WITH_VALUE = ("--tls",), ("--timeout", "--token", "--ca", "--cert", "--key")
 # Options of a model that is loaded by the command.
 _OF_MODEL = {
@@ -200,7 +196,7 @@ def is_served(
     """Whether a command works on a server. Raises BadParameter for options of the other place: `here` are parameters of
     this process, beside those of its model, and `there` are those of a server.
     """
-    unused = {*_OF_MODEL, *here} if target is not None else {"wait", "request_id", *there}
+    unused = {*_OF_MODEL, *here} if target is not None else {"wait", *there}
     given = _on_command_line(context, unused)
     if target is None:
         given += _connection.get().flags
