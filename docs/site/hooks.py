@@ -46,8 +46,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def cli_reference() -> str:
     """Every command with its help, arguments and options."""
-    return "# Command line\n\nExit codes: 0 for success, 1 for an error, 2 for wrong usage.\n" + "".join(
-        command_reference(typer.main.get_command(app), "memlm")
+    return (
+        "# Command line\n\nExit codes: 0 for success, 1 for an error, 2 for wrong usage. A parameter without dashes is"
+        " a setting of the file and of the environment ([configuration](../configuration.md)).\n"
+        + "".join(command_reference(typer.main.get_command(app), "memlm"))
     )
 
 

@@ -46,8 +46,8 @@ def serve(
             metavar="FILE",
             callback=_defaults_from,
             is_eager=True,
-            help="TOML file of these options by their names, and of the limits that --print-config shows. Options and"
-            " MEMLM_SERVE_... take precedence.",
+            help="TOML file of settings: these options by their names, and the limits that the documentation lists."
+            " Options and MEMLM_SERVE_... take precedence.",
         ),
     ] = None,
     print_config: Annotated[

@@ -84,8 +84,7 @@ Wait = Annotated[
 _FLAGS, _WITH_VALUE = ("--tls",), ("--timeout", "--token", "--ca", "--cert", "--key")
 # Options of a model that is loaded by the command.
 _OF_MODEL = {
-    "model", "store", "dtype", "device", "attention_window", "extended_attention", "encoder", "engine", "address",
-    "yes",
+    "model", "store", "dtype", "device", "attention_window", "extended_attention", "encoder", "engine", "yes",
 }  # fmt: skip
 
 

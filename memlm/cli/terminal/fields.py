@@ -159,9 +159,13 @@ def _flag_of(parameter: inspect.Parameter) -> str:
 
 
 def _place_of_panel(parameter: inspect.Parameter) -> tuple[int, bool]:
-    """Help shows panels in the order of their first options: those of every call first, those of research last."""
+    """Help shows panels in the order of their first options: those of every call first, those of research last, and
+    settings behind them.
+    """
     marks = getattr(parameter.annotation, "__metadata__", ())
     panel = next((mark.rich_help_panel for mark in marks if hasattr(mark, "rich_help_panel")), None)
+    if any(getattr(mark, "hidden", False) for mark in marks):
+        return len(LAST) + 1, True
     place = FIRST.index(panel) - len(FIRST) if panel in FIRST else 1 + LAST.index(panel) if panel in LAST else 0
     return place, parameter.default is not inspect.Parameter.empty
 

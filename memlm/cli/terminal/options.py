@@ -30,14 +30,9 @@ Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out fi
 Engine = Annotated[
     str,
     typer.Option(
-        metavar="local|ray", help="Read in this process, or on the nodes of a Ray cluster.", rich_help_panel="Cluster"
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Of the Ray cluster, as HOST:PORT or auto (default: RAY_ADDRESS, else this machine).",
+        metavar="local|ray",
         rich_help_panel="Cluster",
+        help="Read in this process, or on the nodes of the Ray cluster of RAY_ADDRESS, by default this machine.",
     ),
 ]
 Glob = Annotated[str, typer.Option(help="Files to read in folders.")]
