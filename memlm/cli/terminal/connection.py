@@ -180,7 +180,7 @@ def client_of(target: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
 
 
 def to_this_server() -> str:
-    """The options that name the server of the last client, as they are typed behind a command. A token is not told."""
+    """The options that name the server of the last client, as they are typed behind a command. A token is left out."""
     given = _connection.get()
     files = zip(("--ca", "--cert", "--key"), given.files, strict=True)
     options = [each for flag, file in files if file is not None for each in (flag, str(file))]

@@ -159,7 +159,7 @@ def corpus_of(
     hidden: bool = False,
     files: CorpusFiles | None = None,
 ) -> Corpus:
-    """The corpus of a command, which tells `files` the fate of each file, or prints each problem. Raises
+    """The corpus of a command, which reports the fate of each file to `files`, or prints each problem. Raises
     InvalidInput for one without text, and with `on_error="fail"` UnusableText for one that is not all text, before a
     model is loaded.
     """
