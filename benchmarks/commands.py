@@ -154,7 +154,7 @@ def passkeys(
 ) -> None:
     """How often a key is found, by the length of the text and the depth of the key in it.
 
-    The context cache speaks as `memlm tune-context` set it for the model.
+    The context cache speaks as `memlm tune` set it for the model.
     """
     from benchmarks.passkeys import DEPTHS, bench_passkeys
     from memlm.data.corpus import Corpus

@@ -56,7 +56,7 @@ def bench_passkeys(
     """Rows by length of the text in tokens, depth of the key (of DEPTHS), and way: the share of right answers, and
     their nats, over `trials` texts.
 
-    The context cache has the model's own settings (`memlm tune-context`), and UNTUNED without any. Raises InvalidInput
+    The context cache has the model's own settings (`memlm tune`), and UNTUNED without any. Raises InvalidInput
     if the documents are too short, or for another depth.
     """
     if strange := sorted(set(depths) - set(DEPTHS)):

@@ -11,7 +11,7 @@ from typing import Self
 from memlm.api.params import MAX_DRAFTS, MAX_NEIGHBORS, parse_drafts
 from memlm.base.compute import check_device, check_dtype
 from memlm.base.machine import ram_bytes
-from memlm.base.options import RAY, RESEARCH, check_shard, option, parse_bytes
+from memlm.base.options import RAY, RESEARCH, check_shard, option, parse_bytes, setting
 from memlm.errors import InvalidInput, check_choice, check_range
 from memlm.server.cluster_config import ClusterConfig
 from memlm.server.sites import NO_ORIGIN, check_site
@@ -182,12 +182,12 @@ class ServerConfig:
     )
     worker_timeout_s: float = field(
         default=30.0,
-        metadata=option("Replace a worker without a heartbeat for this long.", metavar="SECONDS", panel=PROCESSES),
+        metadata=setting("Replace a worker without a heartbeat for this long.", metavar="SECONDS"),
     )
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     max_running: int = field(default=32, metadata=option("Requests that run at a time.", panel=LIMITS))
     max_queued: int = field(default=256, metadata=option("Requests that may wait. Others are refused.", panel=LIMITS))
-    max_queued_tokens: int = field(default=1 << 20, metadata=option("Prompt tokens that may wait.", panel=LIMITS))
+    max_queued_tokens: int = field(default=1 << 20, metadata=setting("Prompt tokens that may wait."))
     max_cache_bytes: int = field(
         default=0,
         metadata=option(
@@ -201,58 +201,52 @@ class ServerConfig:
     )
     max_message_bytes: int = field(
         default=4 << 20,
-        metadata=option("One message.", "--message-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS),
+        metadata=setting("One message.", "--message-bytes", metavar="BYTES", parse=parse_bytes),
     )
     max_append_bytes: int = field(
         default=64 << 20,
-        metadata=option("One append to a session.", "--append-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS),
+        metadata=setting("One append to a session.", "--append-bytes", metavar="BYTES", parse=parse_bytes),
     )
     max_unfinished_bytes: int = field(
         default=1 << 30,
-        metadata=option(
-            "All unfinished appends.", "--unfinished-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS
-        ),
+        metadata=setting("All unfinished appends.", "--unfinished-bytes", metavar="BYTES", parse=parse_bytes),
     )
-    max_connections: int = field(default=1024, metadata=option("Open connections.", panel=NETWORK))
-    max_streams: int = field(default=256, metadata=option("Open calls of one connection.", panel=NETWORK))
-    max_caller_calls: int = field(default=512, metadata=option("Open calls of one caller.", panel=NETWORK))
+    max_connections: int = field(default=1024, metadata=setting("Open connections."))
+    max_streams: int = field(default=256, metadata=setting("Open calls of one connection."))
+    max_caller_calls: int = field(default=512, metadata=setting("Open calls of one caller."))
     max_receiving: int = field(
-        default=64, metadata=option("Messages received at a time, a fourth of them from one caller.", panel=NETWORK)
+        default=64, metadata=setting("Messages received at a time, a fourth of them from one caller.")
     )
-    max_neighbors: int = field(default=64, metadata=option("Neighbors reported with each token.", panel=LIMITS))
+    max_neighbors: int = field(default=64, metadata=setting("Neighbors reported with each token."))
     drafts: int | None = field(
         default=None,
-        metadata=option(
+        metadata=setting(
             "Drafts of requests that leave them open, which an operator turns off to save lookups.",
             metavar="auto|off|N",
             parse=parse_drafts,
             default="auto",
-            panel=MODEL,
         ),
     )
     max_stream_bytes: int = field(
         default=32 << 20,
-        metadata=option(
+        metadata=setting(
             "Events of one generation, waiting to be sent or kept to resume.",
             "--stream-bytes",
             metavar="BYTES",
             parse=parse_bytes,
-            panel=LIMITS,
         ),
     )
     max_event_bytes: int = field(
         default=512 << 20,
-        metadata=option(
-            "Events of all generations.", "--event-bytes", metavar="BYTES", parse=parse_bytes, panel=LIMITS
-        ),
+        metadata=setting("Events of all generations.", "--event-bytes", metavar="BYTES", parse=parse_bytes),
     )
     message_timeout_s: float = field(
         default=60.0,
-        metadata=option("End a call whose next message takes longer.", metavar="SECONDS", panel=NETWORK),
+        metadata=setting("End a call whose next message takes longer.", metavar="SECONDS"),
     )
     connection_idle_s: float = field(
         default=300.0,
-        metadata=option("Close a connection without calls after this long.", metavar="SECONDS", panel=NETWORK),
+        metadata=setting("Close a connection without calls after this long.", metavar="SECONDS"),
     )
     session_dir: Path | None = field(
         default=None,
@@ -266,10 +260,10 @@ class ServerConfig:
         default=4 << 30,
         metadata=option("RAM of all sessions.", "--session-bytes", metavar="BYTES", parse=parse_bytes, panel=SESSIONS),
     )
-    max_sessions: int = field(default=65_536, metadata=option("Number of sessions.", panel=SESSIONS))
+    max_sessions: int = field(default=65_536, metadata=setting("Number of sessions."))
     max_sessions_per_caller: int = field(
         default=1024,
-        metadata=option("Sessions of one token. Callers without a token count as one.", panel=SESSIONS),
+        metadata=setting("Sessions of one token. Callers without a token count as one."),
     )
     store_dir: Path | None = field(
         default=None,
@@ -284,23 +278,21 @@ class ServerConfig:
             panel=DATASTORES,
         ),
     )
-    index_workers: int = field(default=1, metadata=option("Processes that run jobs.", panel=DATASTORES))
-    index_threads: int = field(default=0, metadata=option("Threads of each. 0: all cores.", panel=DATASTORES))
+    index_workers: int = field(default=1, metadata=setting("Processes that run jobs."))
+    index_threads: int = field(default=0, metadata=setting("Threads of each. 0: all cores."))
     index_nice: int | str = field(
         default=10,
-        metadata=option(
+        metadata=setting(
             "Their niceness. Higher yields more to other processes. idle: the scheduler's idle class (Linux).",
             metavar="0..19|idle",
             parse=parse_niceness,
-            panel=DATASTORES,
         ),
     )
     index_idle_s: float = field(
         default=60.0,
-        metadata=option(
+        metadata=setting(
             "Keep one with its model this long for the next job. 0: each job starts its own.",
             metavar="SECONDS",
-            panel=DATASTORES,
         ),
     )
     background_keys: bool = field(
@@ -309,19 +301,15 @@ class ServerConfig:
     )
     index_ahead: bool = field(
         default=False,
-        metadata=option(
-            "Always keep one with its model, from the start on: the first job is short, too.", panel=DATASTORES
-        ),
+        metadata=setting("Always keep one with its model, from the start on: the first job is short, too."),
     )
-    max_jobs: int = field(default=64, metadata=option("Jobs that run or wait.", panel=DATASTORES))
+    max_jobs: int = field(default=64, metadata=setting("Jobs that run or wait."))
     max_upload_bytes: int = field(
         default=4 << 30,
-        metadata=option(
-            "One upload of documents.", "--upload-bytes", metavar="BYTES", parse=parse_bytes, panel=DATASTORES
-        ),
+        metadata=setting("One upload of documents.", "--upload-bytes", metavar="BYTES", parse=parse_bytes),
     )
     max_upload_documents: int = field(
-        default=1_000_000, metadata=option("Documents of one upload.", "--upload-documents", panel=DATASTORES)
+        default=1_000_000, metadata=setting("Documents of one upload.", "--upload-documents")
     )
     tls_cert: Path | None = field(default=None, metadata=option("TLS certificate.", metavar="FILE", panel=SECURITY))
     tls_key: Path | None = field(default=None, metadata=option("Its private key.", metavar="FILE", panel=SECURITY))
@@ -344,7 +332,7 @@ class ServerConfig:
     log_format: str = field(
         default="text", metadata=option("Lines for people or for machines.", metavar="text|json", panel=OBSERVE)
     )
-    log_prompts: bool = field(default=False, metadata=option("Log prompts too.", panel=OBSERVE))
+    log_prompts: bool = field(default=False, metadata=setting("Log prompts too."))
     otlp: str | None = field(
         default=None, metadata=option("Send spans to this OpenTelemetry collector.", metavar="URL", panel=OBSERVE)
     )

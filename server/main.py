@@ -249,7 +249,7 @@ def _num_connections(config: ServerConfig) -> int:
     if limit < config.max_connections:
         log.warning(
             "only %d connections fit the limit of open files (%d); raise it (ulimit -Hn, LimitNOFILE), or lower"
-            " --max-connections",
+            " max_connections",
             limit,
             file_limit(),
         )

@@ -30,7 +30,7 @@ class DatastoreRegistry:
         self._given = {path.resolve().name: path.absolute() for path in given}
         if len(self._given) < len(given):
             raise InvalidInput("two datastores have the same name; rename the folder of one", field="stores")
-        self._built = {} if self.folder is None else _read(self.folder / NAMES)
+        self._built = {} if self.folder is None else built_in(self.folder)
         self._loaded: dict[str, Path] = {}
         self._remove_rest()
         if duplicates := sorted(set(self._given) & set(self._built)):
@@ -152,7 +152,9 @@ class DatastoreRegistry:
         self._built = built
 
 
-def _read(path: Path) -> dict[str, Path]:
+def built_in(folder: Path) -> dict[str, Path]:
+    """The names and folders of the datastores in service that lie in a datastore folder. Raises Corrupt."""
+    path = folder / NAMES
     if not path.exists():
         return {}
     try:

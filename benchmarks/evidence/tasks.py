@@ -109,7 +109,7 @@ def _mean(values_Q: Float64[np.ndarray, " Q"]) -> tuple[float, float]:
 def tasks_of(asked: AskedTasks, checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list[dict[str, Any]]:
     """A row for each task and way, and one for each way with the gain on the test documents, as the task `own text`.
 
-    `thresholded_lam` is the adaptive λ with the threshold that `memlm index tune --keep-gain` finds on the same
+    `thresholded_lam` is the adaptive λ with the threshold that `memlm tune --keep-gain` finds on the same
     documents, and its rows tell this `keep_gain`. Raises Unavailable where the harness is not installed.
     """
     try:

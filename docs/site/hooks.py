@@ -46,8 +46,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def cli_reference() -> str:
     """Every command with its help, arguments and options."""
-    return "# Command line\n\nExit codes: 0 for success, 1 for an error, 2 for wrong usage.\n" + "".join(
-        command_reference(typer.main.get_command(app), "memlm")
+    return (
+        "# Command line\n\nExit codes: 0 for success, 1 for an error, 2 for wrong usage. A parameter without dashes is"
+        " a setting of the file and of the environment ([configuration](../configuration.md)).\n"
+        + "".join(command_reference(typer.main.get_command(app), "memlm"))
     )
 
 
@@ -58,7 +60,7 @@ def command_reference(command: Any, name: str) -> list[str]:
     parts = [f"\n## {name}\n\n{cell(command.help)}\n"]
     if command.epilog:
         parts.append(f"\n```sh\n{command.epilog.removeprefix('Example: ')}\n```\n")
-    rows = [parameter_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
+    rows = [parameter_row(parameter) for parameter in command.params]
     return [*parts, "\n| parameter | value | default | meaning |\n|---|---|---|---|\n", *rows]
 
 
@@ -66,6 +68,7 @@ def parameter_row(parameter: Any) -> str:
     """A row of the table of a command: its options, value, default and help."""
     is_argument = not hasattr(parameter, "is_flag")
     names = [parameter.metavar or parameter.name.upper()] if is_argument else parameter.opts + parameter.secondary_opts
+    names = names or [parameter.name]  # a setting of the file and the environment
     value = "" if is_argument or parameter.is_flag else parameter.metavar or "value"
     default = "required" if parameter.required else "" if callable(parameter.default) else parameter.default
     shown = "" if default in (None, False, (), []) else str(default)

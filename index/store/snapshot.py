@@ -124,12 +124,10 @@ class Snapshot:
         then, now = self.defaults.tuned_entries, self.keyed.num_entries
         if then is None or now <= GROWTH * then:
             return None
-        path, can_compact = quote(str(self.path)), self.defaults.tuned_itself and self.manifest.spec.keep_keys
-        remedy = f"compact {path}" if can_compact else f"tune {path} HELDOUT"
-        return (
-            f"it had {then:,} entries when it was tuned, and has {now:,} now; memlm index {remedy} --model MODEL tunes"
-            " it again"
-        )
+        path, remedy = quote(str(self.path)), "memlm tune HELDOUT --model MODEL --store {}"
+        if self.defaults.tuned_itself and self.manifest.spec.keep_keys:
+            remedy = "memlm index compact {} --model MODEL"
+        return f"it had {then:,} entries when it was tuned, and has {now:,} now; {remedy.format(path)} tunes it again"
 
     @property
     def num_entries(self) -> int:

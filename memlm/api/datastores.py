@@ -201,15 +201,17 @@ def as_filters(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parse_fields(where: Sequence[str]) -> dict[str, str]:
-    """Parses FIELD=VALUE of metadata. Raises InvalidInput for another form, and for a field that comes twice."""
+def parse_fields(where: Sequence[str], field: str = "where") -> dict[str, str]:
+    """Parses FIELD=VALUE of metadata, given as the parameter `field`. Raises InvalidInput for another form, and for a
+    name that comes twice.
+    """
     found: dict[str, str] = {}
     for each in where:
         name, equals, value = each.partition("=")
         if not (name and equals):
-            raise InvalidInput(f"where is {each!r}; expected FIELD=VALUE, as license=unknown", field="where")
+            raise InvalidInput(f"{field} is {each!r}; expected FIELD=VALUE, as license=unknown", field=field)
         if name in found:
-            raise InvalidInput(f"where names {name!r} twice; give each field once, as all must hold", field="where")
+            raise InvalidInput(f"{field} names {name!r} twice; give each field once", field=field)
         found[name] = value
     return found
 

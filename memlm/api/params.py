@@ -150,7 +150,7 @@ def parse_drafts(text: str | int) -> int | None:
 class RetrievalParams:
     """Which datastores a request searches, and how: p = lam p_kNN + (1 - lam) p_LM (arXiv 1911.00172, eq. 3).
 
-    A field that is None takes the default of the datastore (of several, the first one's) that `memlm index tune` set.
+    A field that is None takes the default of the datastore (of several, the first one's) that `memlm tune` set.
     Give `store` or `stores`, not both. Without either, all loaded datastores are searched, each with weight 1.
     `use_store=False` uses the model alone. `spalm` mixes the neighbors by the model's trained gate (arXiv 2102.02557)
     instead of `lam`, or along with `lam` if that is given. `loop_guard` keeps memory from repeating a run of the last
@@ -158,7 +158,7 @@ class RetrievalParams:
     answer is that of datastores from which these documents were deleted. `as_of` is a date, a date and a time, or
     `today`: the answer is that of datastores of the documents that held then, by `valid_from` and `supersedes` of their
     metadata. None counts all documents. `context_cache` is how many of the last
-    positions of the text itself are searched too. None is all of them, where `memlm tune-context` found that this helps
+    positions of the text itself are searched too. None is all of them, where `memlm tune` found that this helps
     the model. 0 is none.
     """
 

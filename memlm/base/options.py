@@ -22,7 +22,8 @@ class Option:
     """One command-line option. Without flags it is `--` and the field's name, less `num_` and `_s`.
 
     `parse` turns the text of the command line into the field's value; `default` is the default that help shows, if
-    it is not the field's own.
+    it is not the field's own. One that `is_setting` has the parameter's name in a file and the environment, and is no
+    option of the command line.
     """
 
     help: str
@@ -31,6 +32,7 @@ class Option:
     panel: str | None = None
     parse: Callable[[Any], Any] | None = None
     default: str | None = None
+    is_setting: bool = False
 
 
 def option(
@@ -81,6 +83,17 @@ def check_bounds(record: object) -> None:
                 object.__setattr__(record, name, float(value))
             except OverflowError:  # whole numbers may be larger than any float
                 raise InvalidInput(f"{name} is too large; expected a smaller number", field=name) from None
+
+
+def setting(
+    help: str,  # noqa: A002
+    *flags: str,
+    metavar: str | None = None,
+    parse: Callable[[Any], Any] | None = None,
+    default: str | None = None,
+) -> dict[str, Option]:
+    """Metadata of a field that a file and the environment set, and no option of the command line."""
+    return {OPTION: Option(help, flags, metavar, parse=parse, default=default, is_setting=True)}
 
 
 def parse_bytes(text: str | int) -> int:

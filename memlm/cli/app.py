@@ -38,8 +38,9 @@ from memlm.cli.terminal.connection import (
     connect_with,
 )
 from memlm.cli.terminal.console import out
+from memlm.cli.terminal.fields import CommandWithSettings
 from memlm.cli.train import train as train_command
-from memlm.cli.tune_context import tune_context
+from memlm.cli.tune import tune
 
 ASK, SERVE, MODELS, MACHINE = "Ask", "Documents and servers", "Models", "This machine"  # panels of the help
 WISHES = {
@@ -70,6 +71,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
@@ -81,7 +83,7 @@ def root(
     key: PrivateKey = None,
 ) -> None:
     """A language model whose memory you can read, edit, scale and serve."""
-    connect_with(timeout, token, tls=tls, ca=ca, cert=cert, key=key)
+    connect_with(context, timeout, token, tls=tls, ca=ca, cert=cert, key=key)
 
 
 def _add(command: Callable[..., object], panel: str, example: str, name: str | None = None) -> None:
@@ -95,6 +97,7 @@ _add(score, ASK, "memlm score 'import os' --model smollm2 --store notes")
 _add(trace, ASK, "memlm trace --file answer.txt --model smollm2 --store notes")
 app.add_typer(index.app, name="index", rich_help_panel=SERVE)
 app.command(
+    cls=CommandWithSettings,
     rich_help_panel=SERVE,
     epilog="Example: memlm serve --model model --store store --port 50051",
     context_settings={"auto_envvar_prefix": "MEMLM_SERVE"},
@@ -108,7 +111,7 @@ app.add_typer(models.app, name="models", rich_help_panel=MODELS)
 _add(evaluate, MODELS, "memlm eval heldout/ --model model --store store", "eval")
 _add(lm_eval, MODELS, "memlm lm-eval --model smollm2 --store store --tasks arc_easy", "lm-eval")
 _add(train_command, MODELS, "memlm train docs/ --out model --minutes 5")
-_add(tune_context, MODELS, "memlm tune-context heldout/ --model smollm2", "tune-context")
+_add(tune, MODELS, "memlm tune heldout/ --model smollm2 --store store")
 _add(calibrate, MODELS, "memlm calibrate heldout/ --model model --delta 0.1")
 _add(inspect, MODELS, "memlm inspect smollm2 --out report.html")
 _add(doctor, MACHINE, "memlm doctor --json")

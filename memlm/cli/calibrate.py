@@ -17,25 +17,18 @@ def calibrate(
         str, typer.Option(metavar="softmax|state|halt", help="Measure of a layer's confidence.")
     ] = "softmax",
     delta: Annotated[float, typer.Option(help="Share of greedy tokens that may differ.")] = 0.1,
-    epsilon: Annotated[float, typer.Option(help="Risk that the share is larger.")] = 0.05,
-    prompts: Annotated[int, typer.Option(help="Texts to test on.")] = 100,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    glob: options.Glob = "**/*",
-    hidden: options.Hidden = False,
-    on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
     """Calibrate the confidence threshold for early exit, and save it with the model."""
-    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
+    documents = options.corpus_of(texts)
     from memlm.generation.early_exit import calibrate as run
     from memlm.model.files.checkpoint import load_checkpoint
 
     with ConsoleProgress() as progress:
         checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-        report = run(
-            checkpoint, documents, measure=measure, delta=delta, epsilon=epsilon, prompts=prompts, progress=progress
-        )
+        report = run(checkpoint, documents, measure=measure, delta=delta, progress=progress)
     if json:
         emit_json(report)
     elif report.rule is None:

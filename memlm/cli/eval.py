@@ -13,7 +13,7 @@ from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.cli.terminal.interruption import on_interrupt, this_command
 
 
-@with_fields(leave_out=("use_store",))
+@with_fields(leave_out=("use_store", "stores", "exclude_documents", "as_of", "loop_guard"))
 def evaluate(
     texts: options.Texts,
     model: options.Model,
@@ -21,16 +21,13 @@ def evaluate(
     store: options.Stores = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    glob: options.Glob = "**/*",
-    hidden: options.Hidden = False,
-    on_error: options.OnError = "skip",
     json: options.Json = False,
 ) -> None:
     """Measure perplexity on held-out text, of the model alone and with its datastore.
 
     Perplexity per word counts a line end as one more word, as papers on WikiText do.
     """
-    documents = options.corpus_of(texts, glob, on_error, hidden=hidden)
+    documents = options.corpus_of(texts)
     with on_interrupt(lambda: f"nothing was changed; to begin anew: {this_command()}"), ConsoleProgress() as progress:
         progress(LOADING, 0, 1)
         from memlm.evaluation import evaluate as run

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MISSING = "lm-evaluation-harness is not installed; install it with `pip install 'memlm[lm-eval]'`"
 
 
-@with_fields(leave_out=("loop_guard",))
+@with_fields(leave_out=("use_store", "stores", "exclude_documents", "as_of", "loop_guard"))
 def lm_eval(
     retrieval: Annotated[dict[str, Any], Overrides(RetrievalParams)],
     model: options.Model,

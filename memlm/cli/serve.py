@@ -17,6 +17,7 @@ from memlm.base.texts import read_text
 from memlm.cli.terminal.console import emit_json, err
 from memlm.cli.terminal.fields import with_fields
 from memlm.server.config import ServerConfig, is_on_ray
+from memlm.server.registry import built_in
 from memlm.server.telemetry.logs import json_line
 
 
@@ -45,7 +46,8 @@ def serve(
             metavar="FILE",
             callback=_defaults_from,
             is_eager=True,
-            help="TOML file of settings by the names of these options. Options and MEMLM_SERVE_... take precedence.",
+            help="TOML file of settings: these options by their names, and the limits that the documentation lists."
+            " Options and MEMLM_SERVE_... take precedence.",
         ),
     ] = None,
     print_config: Annotated[
@@ -92,7 +94,8 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
     """The lines of a server once it accepts requests: model, addresses, limits, and a command to try."""
     host = "localhost" if config.host in ("127.0.0.1", "::1", "0.0.0.0", "::") else config.host
     target = f"{host}:{address.rpartition(':')[2]}"
-    stores = ", ".join(f"{path.name} ({path})" for path in config.stores) or "none: the model alone"
+    paths = {path.name: path for path in config.stores} | (built_in(config.store_dir) if config.store_dir else {})
+    stores = ", ".join(f"{name} ({path})" for name, path in paths.items()) or "none: the model alone"
     security = ["TLS" if config.tls_cert else "no TLS", "tokens" if config.auth_file else "no tokens"]
     lines = [
         f"serving {config.model} at {address}",

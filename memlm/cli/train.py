@@ -15,13 +15,11 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, out
 from memlm.cli.terminal.fields import Overrides, with_fields
 from memlm.cli.terminal.interruption import describe_training, on_interrupt
-from memlm.cli.terminal.options import given
 from memlm.errors import InvalidInput
 from memlm.training.config import PRESETS, SHAPE, TrainConfig
 
 FINE_TUNING = {"optimizer": "adamw", "learning_rate": 3e-4}  # unless set otherwise
 ADAPTING = {**FINE_TUNING, "learning_rate": 1e-3}
-MEMORY = "Memory of the model"
 
 
 @with_fields()
@@ -32,7 +30,9 @@ def train(
     preset: Annotated[str, typer.Option(metavar="tiny|small|base", help="Shape and rates to start from.")] = "tiny",
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="TOML file of fields of TrainConfig, those of the model in a table model."),
+        typer.Option(
+            metavar="FILE", help="TOML file of the fields of TrainConfig, those of the model in its table model."
+        ),
     ] = None,
     valid: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Held-out text to score. Repeatable.")] = None,
     tokenizer: Annotated[
@@ -40,17 +40,6 @@ def train(
     ] = None,
     init_from: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Continue from this model: a folder, or an id on the hub.")
-    ] = None,
-    memorizing_layers: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Layers with kNN attention over the document's past.", rich_help_panel=MEMORY),
-    ] = None,
-    memory_mixing: Annotated[
-        str | None,
-        typer.Option(metavar="gate|tanh|joint", help="How these layers mix kNN attention in.", rich_help_panel=MEMORY),
-    ] = None,
-    xl_length: Annotated[
-        int | None, typer.Option(help="Tokens of Transformer-XL memory.", rich_help_panel=MEMORY)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the folder.")] = False,
     glob: options.Glob = "**/*",
@@ -62,9 +51,7 @@ def train(
     from memlm.data.tokenizer import Tokenizer
     from memlm.training.train import train as run
 
-    layers = None if memorizing_layers is None else _layers(memorizing_layers)
-    memories: dict[str, Any] = given(xl_length=xl_length, memorizing=given(layers=layers, mixing=memory_mixing) or None)
-    settings = train_config(preset, config, overrides, memories, fine_tuning=init_from is not None)
+    settings = train_config(preset, config, overrides, fine_tuning=init_from is not None)
     with on_interrupt(partial(describe_training, out_folder)), ConsoleProgress() as progress:
         report = run(
             options.corpus_of(corpus, glob, on_error, hidden=hidden),
@@ -86,9 +73,7 @@ def train(
     out.print(f"The {'adapter' if settings.adapter else 'model'} is in {out_folder}.", markup=False)
 
 
-def train_config(
-    preset: str, file: Path | None, overrides: dict[str, Any], memories: dict[str, Any], *, fine_tuning: bool
-) -> Any:
+def train_config(preset: str, file: Path | None, overrides: dict[str, Any], *, fine_tuning: bool) -> TrainConfig:
     """The settings of a preset, overridden by a file, and both by the command line."""
     if preset not in PRESETS:
         raise InvalidInput(f"preset is {preset!r}; expected one of {', '.join(PRESETS)}", field="preset")
@@ -104,19 +89,7 @@ def train_config(
     model_fields = changes.pop("model", {})
     if fine_tuning:  # a given shape is compared with the model's
         model_fields = {name: changes.pop(name) for name in (*SHAPE, "vocab_size") if name in changes} | model_fields
-    if isinstance(kept := model_fields.get("memorizing"), dict) and "memorizing" in memories:
-        memories = {**memories, "memorizing": {**kept, **memories["memorizing"]}}
-    model_fields = {**model_fields, **memories}
     try:
         return TrainConfig.from_dict({**vars(PRESETS[preset]), **changes, **overrides, "model_fields": model_fields})
     except (TypeError, InvalidInput) as error:
         raise InvalidInput(f"{file or 'the settings'}: {error}", field="config") from error
-
-
-def _layers(text: str) -> list[int]:
-    try:
-        return [int(layer) for layer in text.split(",")]
-    except ValueError as error:
-        raise InvalidInput(
-            f"memorizing_layers is {text!r}; expected numbers with commas between", field="memorizing_layers"
-        ) from error

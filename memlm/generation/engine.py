@@ -177,8 +177,8 @@ class Engine:
         most = params.context_cache
         if self.sessions.context_settings is None and most:
             raise InvalidInput(
-                f"context_cache is {most}, but {self.checkpoint.path.name} was not tuned for it; run `memlm"
-                " tune-context` on held-out text, or leave context_cache out",
+                f"context_cache is {most}, but {self.checkpoint.path.name} was not tuned for it; run `memlm tune`"
+                " on held-out text, or leave context_cache out",
                 field="context_cache",
             )
         if params.spalm and most:

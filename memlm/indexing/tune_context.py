@@ -8,8 +8,8 @@ that it was not fitted to.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,8 @@ LARGEST_K = 256
 LEAST_DOCUMENTS = 4
 
 
-class ContextTuning(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ContextTuning:
     """The settings, the tokens and documents that they were tuned on, nats per token of the model alone and with the
     past, and whether the settings are worth keeping: the gain exceeds twice its standard error.
     """

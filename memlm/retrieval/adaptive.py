@@ -3,7 +3,7 @@
 One number fits all positions badly: a datastore with a distant nearest neighbor knows nothing, and a confident model
 needs no help. Here λ is a logistic function of five features: the distance of the nearest neighbor, the spread of the
 others behind it, the mass that agrees with it, the entropy of the softmax, and the confidence of the model (arXiv
-2109.04212, section 4.1, and 2210.15859, section 4). `memlm index tune` fits its weights to held-out text, and keeps
+2109.04212, section 4.1, and 2210.15859, section 4). `memlm tune` fits its weights to held-out text, and keeps
 them if they did better on the half that they were not fitted to.
 """
 

@@ -61,14 +61,14 @@ def load_gate(folder: Path) -> SpalmGate:
     path = companion(folder, GATE_FILE)
     if not path.is_file():
         raise NotFound(
-            f"{folder} has no gate to its datastore; train one with `memlm index spalm`", kind="gate", name=str(folder)
+            f"{folder} has no gate to its datastore; train one with `memlm tune --spalm`", kind="gate", name=str(folder)
         )
     try:
         weights = load(path.read_bytes())
         gate = SpalmGate(len(weights["gate.bias"]))
         gate.load_state_dict(weights)
     except (SafetensorError, KeyError, RuntimeError) as error:
-        raise Corrupt(f"{path} is no gate ({error}); train it anew with `memlm index spalm`") from error
+        raise Corrupt(f"{path} is no gate ({error}); train it anew with `memlm tune --spalm`") from error
     return gate.eval()
 
 

@@ -57,14 +57,14 @@ class ContextSettings:
 
     @classmethod
     def load(cls, model: Path) -> ContextSettings | None:
-        """Returns those that `memlm tune-context` saved with a model, None without any. Raises Corrupt."""
+        """Returns those that `memlm tune` saved with a model, None without any. Raises Corrupt."""
         path = companion(model, SETTINGS_FILE)
         if not path.is_file():
             return None
         try:
             return cls._of(json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError, InvalidInput) as error:
-            raise Corrupt(f"{path} holds no settings ({error}); run `memlm tune-context` again") from error
+            raise Corrupt(f"{path} holds no settings ({error}); run `memlm tune` again") from error
 
     def save(self, model: Path) -> None:
         """Writes them beside a model."""

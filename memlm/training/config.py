@@ -27,6 +27,9 @@ CHOICES = {
 class TrainConfig:
     """The shape of a model and its training. At most one of `steps`, `epochs` and `minutes` sets the length.
 
+    `memlm train` has options for what a run changes, and reads every field from a TOML file (`--config`). With
+    `tensorboard`, metrics go to the folder `tensorboard` of the model too. A model is compiled first with `compile`.
+
     `minutes` fixes the number of steps from the speed of the first ones, so only the other two are reproducible.
     `model_fields` are fields of `ModelConfig` (memories, positions, ...) that override the shape here. In a TOML file
     they are the table `[model]`. A step reads `batch_size` x `accumulate` rows of `context_length` tokens, or of
@@ -59,25 +62,17 @@ class TrainConfig:
     minutes: float | None = field(default=None, metadata=option("Train for about this long.", panel=LENGTH))
     checkpoint_every: int = 200
     seed: int = field(default=0, metadata=option("Equal seeds give equal models.", panel=OPTIMIZATION))
-    accumulate: int = field(default=1, metadata=option("Batches in one step.", panel=OPTIMIZATION))
-    schedule: str = field(
-        default="cosine",
-        metadata=option("Schedule of the learning rate.", metavar="cosine|constant", panel=OPTIMIZATION),
-    )
+    accumulate: int = 1
+    schedule: str = "cosine"
     min_rate: float = 0.1
     optimizer: str = "muon"
     dtype: str = "auto"
     device: str = "auto"
-    compile: bool = field(default=False, metadata=option("Compile the model first.", "--compile", panel=OPTIMIZATION))
-    valid_every: int | None = field(
-        default=None, metadata=option("Score the held-out text every so many steps.", panel=LENGTH)
-    )
-    patience: int | None = field(
-        default=None,
-        metadata=option("Stop after this many scores without a new best, and keep the best weights.", panel=LENGTH),
-    )
+    compile: bool = False
+    valid_every: int | None = None
+    patience: int | None = None
     compression_loss_weight: float = 1.0
-    tensorboard: bool = field(default=False, metadata=option("Write MODEL/tensorboard too.", "--tensorboard"))
+    tensorboard: bool = False
     adapter: str = field(
         default="",
         metadata=option(
@@ -86,10 +81,7 @@ class TrainConfig:
             panel=OPTIMIZATION,
         ),
     )
-    chunk_store: str = field(
-        default="",
-        metadata=option("Datastore for a part that reads texts of one.", metavar="STORE", panel=OPTIMIZATION),
-    )
+    chunk_store: str = ""
     model_fields: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

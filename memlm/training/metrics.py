@@ -111,6 +111,6 @@ def summary_writer() -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise InvalidInput(
-            "tensorboard is not installed; install memlm[tensorboard], or leave --tensorboard out", field="tensorboard"
+            "tensorboard is not installed; install memlm[tensorboard], or leave tensorboard out", field="tensorboard"
         ) from error
     return SummaryWriter

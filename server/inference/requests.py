@@ -67,7 +67,7 @@ class PendingRequest:
         if size > self._max_bytes:  # asked again, it would have as many
             raise InvalidInput(
                 f"one event of this generation has {size:,} bytes, and {self._max_bytes:,} may wait for a client; ask"
-                " for fewer passages or neighbors, or start the server with more --stream-bytes"
+                " for fewer passages or neighbors, or start the server with more stream_bytes"
             )
         if self._holding.amount + size > self._max_bytes:
             raise Overloaded(

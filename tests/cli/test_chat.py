@@ -25,9 +25,10 @@ from memlm.data.corpus import Document
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
 
-# Every entry counts alike, and texts repeat a letter, so that an answer comes from the document with the most of them.
 GREEDY = ("--temperature", "0", "--max-tokens", "6")
-OPTIONS = (*GREEDY, "--lam", "0.9", "--k", "400", "--knn-temperature", "1e9", "--no-loop-guard")
+# Every entry counts alike, and texts repeat a letter, so that an answer comes from the document with the most of them.
+# It is so short that the guard against loops finds none.
+OPTIONS = ("--temperature", "0", "--max-tokens", "2", "--lam", "0.9", "--k", "400", "--knn-temperature", "1e9")
 # Makes its terminal the controlling one, so that Ctrl-C is a signal, which a shell's background jobs ignore.
 AT_TERMINAL = """
 import fcntl, os, signal, sys, termios

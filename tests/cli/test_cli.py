@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trustme
 import typer
 from chats import save_chat_model
 from running import PATIENCE_S
@@ -37,7 +38,9 @@ from memlm.cli.terminal.options import num_bytes
 from memlm.index.store.lock import write_lock
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.estimate import SAMPLE_DOCUMENTS
+from memlm.retrieval.own_past import SETTINGS_FILE
 from memlm.server.config import ServerConfig
+from memlm.server.registry import DatastoreRegistry
 
 
 def memlm(capsys: pytest.CaptureFixture, *words: object) -> tuple[int, str, str]:
@@ -61,8 +64,8 @@ def own_store(store_folder: Path, tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_with_an_example(capsys):
-    groups = {"": "train eval lm-eval generate chat answer score trace inspect demo serve info doctor",
-              "index": "build add sync remember delete compact verify snapshot info load unload search passages tune",
+    groups = {"": "train eval lm-eval tune generate chat answer score trace inspect demo serve info doctor",
+              "index": "build add sync remember delete compact verify snapshot info load unload search passages",
               "session": "create append info forget fork delete",
               "operation": "info wait cancel delete",
               "bench": "build generate serve load model versus"}  # fmt: skip
@@ -77,6 +80,8 @@ def test_wrong_use_exits_with_2(capsys):
     for words in (
         ["index", "build"], ["index", "delete", "s"], ["index", "delete", "s", "id", "--where", "a=b"],
         ["index", "delete", "s", "--where", "license"], ["train", "x", "--out", "m", "--steps", "many"],
+        ["tune", "x", "--model", "m", "--spalm"], ["tune", "x", "--model", "m", "--keep-gain", "0.9"],
+        ["tune", "x", "--model", "m", "--store", "s", "--spalm", "--keep-gain", "0.9"],
         ["mystery"], ["--mystery"], ["generate", "x", "--model", "m", "--drafts", "on"],
     ):  # fmt: skip
         assert memlm(capsys, *words)[0] == 2
@@ -94,7 +99,14 @@ def test_options_of_another_place_are_refused_before_anything_is_called(capsys):
         ("generate x --model m --session s", "--session is for a server"),
         ("index compact s --no-wait", "is for a server"),
         ("index sync s x --model m --as y", "--as is for a server"),
-        ("index info s --timeout 3", "is for a server"),
+        ("index info s --timeout 3", "--timeout is for a server; give --target"),
+        ("score x --model m --token t", "--token is for a server; give --target"),
+        ("eval x --model m --timeout 3", "--timeout is for a server, and `eval` works on none"),
+        ("--token=t --tls doctor", "--token, --tls is for a server, and `doctor` works on none"),
+        ("info --timeout 0", "'--timeout': it is 0; give more than 0 seconds"),
+        ("score x --target=", "'--target': it is empty; give HOST:PORT"),
+        ("session info --target=", "'--target': it is empty; give HOST:PORT"),
+        ("index remember s x --model m --metadata y", "--metadata is 'y'; expected FIELD=VALUE"),
     ):
         code, out, error = memlm(capsys, *words.split())
         shown = " ".join(error.replace("│", " ").split())
@@ -183,11 +195,11 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
         (["index", "build", corpus_folder, "--out", tmp_path / "s", "--share", "3"], "--share is 3.0"),
         (["index", "build", corpus_folder, "--out", corpus_folder], "no unfinished datastore"),
         (["index", "add", nowhere, corpus_folder], "memlm index build"),
-        (["index", "tune", store_folder, empty], "no text was found"),
-        (["index", "tune", nowhere, corpus_folder], "memlm index build"),
-        (["index", "spalm", nowhere, corpus_folder], "memlm index build"),
+        (["tune", empty, "--store", store_folder], "no text was found"),
+        (["tune", corpus_folder, "--store", nowhere], "memlm index build"),
+        (["tune", corpus_folder, "--store", nowhere, "--spalm"], "memlm index build"),
         (["index", "search", nowhere, "x"], "memlm index build"),
-        (["tune-context", empty], "no text was found"),
+        (["tune", empty], "no text was found"),
         (["calibrate", empty], "no text was found"),
         (["eval", empty], "no text was found"),
         (["eval", tmp_path / "broken.jsonl"], "no text was found"),
@@ -243,6 +255,34 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
         assert any(words in line for line in lines), words
 
 
+def test_a_server_tells_the_datastores_of_its_folder_too(model_folder, store_folder, tmp_path):
+    registry = DatastoreRegistry((), tmp_path)
+    registry.put("notes", tmp_path / "notes-1")
+    config = ServerConfig(model=model_folder, stores=(store_folder,), store_dir=tmp_path)
+    (line,) = [each for each in announcement(config, "127.0.0.1:1234") if "datastores" in each]
+    assert line.split(maxsplit=1)[1] == f"{store_folder.name} ({store_folder}), notes ({tmp_path / 'notes-1'})"
+
+
+def test_an_interrupted_wait_names_the_command_that_cancels_there(capsys, monkeypatch, tmp_path):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memlm.cli.served.operations.follow", interrupted)
+    (authority := tmp_path / "ca file.pem").write_bytes(trustme.CA().cert_pem.bytes())
+    for words, said in (
+        (["--target", "a:1"], "--target a:1`"),
+        (
+            ["--target", "a:1", "--ca", authority, "--token", "secret"],
+            f"--target a:1 --ca '{authority}' --token TOKEN`",
+        ),
+        ([], "`memlm operation cancel operations/7` stops it"),
+    ):
+        code, _, err = memlm(capsys, "operation", "wait", "operations/7", *words)
+        assert code == 130
+        assert said in " ".join(err.split()), err
+        assert "secret" not in err
+
+
 def test_the_command_that_a_server_offers_has_what_it_wants(model_folder, tmp_path):
     paths = {name: tmp_path / name for name in ("tls_cert", "tls_key", "tls_client_ca", "auth_file")}
     config = ServerConfig(model=model_folder, **paths)
@@ -285,7 +325,7 @@ def test_json_is_one_object_on_standard_output(capsys, model_folder, own_store, 
         (["index", "snapshot", own_store, tmp_path / "backup"], "num_linked"),
         (["index", "search", own_store, "the memory", "--model", model_folder], "neighbors"),
         (["index", "passages", own_store, "the memory", "--model", model_folder], "passages"),
-        (["index", "tune", own_store, text, "--model", model_folder], "lam"),
+        (["tune", text, "--store", own_store, "--model", model_folder], "lam"),
         (["eval", text, "--model", model_folder, "--store", own_store], "knn"),
         (["generate", "the", "--model", model_folder, "--store", own_store, "--seed", "1"], "finished"),
         (["index", "delete", own_store, "doc-0.txt"], "documents"),
@@ -323,10 +363,24 @@ def test_an_emptied_store_passes_verify_and_is_not_tuned(capsys, model_folder, o
     before = read_manifest(own_store)
     code, out, err = memlm(capsys, "index", "verify", own_store, "--model", model_folder)
     assert (code, err) == (0, ""), out
-    code, _, err = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    code, _, err = memlm(capsys, "tune", corpus_folder, "--store", own_store, "--model", model_folder)
     assert code == 1
     assert "nothing to tune" in err
     assert read_manifest(own_store) == before
+
+
+def test_the_past_of_a_text_and_a_gate_are_tuned_as_a_datastore_is(capsys, model_folder, own_store, tmp_path):
+    model, texts = Path(shutil.copytree(model_folder, tmp_path / "model")), tmp_path / "texts"
+    texts.mkdir()
+    for number in range(6):
+        (texts / f"{number}.txt").write_text(f"{make_text(100 + number, 12)} " * 8)
+    words = ["tune", texts, "--model", model, "--max-tokens", 4000]
+    past = json.loads(memlm(capsys, *words, "--json")[1])
+    assert (past["documents"], past["kept"], (model / SETTINGS_FILE).exists()) == (6, True, True)
+    gate = json.loads(memlm(capsys, *words, "--store", own_store, "--spalm", "--json")[1])
+    assert gate["k"] == 16
+    assert "Saved with" in memlm(capsys, *words)[1]
+    assert "nats per token alone" in memlm(capsys, *words, "--store", own_store, "--spalm")[1]
 
 
 def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store, corpus_folder, tmp_path):
@@ -335,7 +389,7 @@ def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store
     words = ["--model", model_folder]
     note = tmp_path / "note"
     assert memlm(capsys, "index", "build", tmp_path / "note.txt", *words, "--out", note, "--check", "none")[0] == 0
-    tuned = ["index", "tune", note, tmp_path / "noise.txt", *words, "--json"]
+    tuned = ["tune", tmp_path / "noise.txt", "--store", note, *words, "--json"]
     code, out, err = memlm(capsys, *tuned, "--keep-gain", "0.9")
     report = json.loads(out)
     assert (code, report["adaptive_kept"], report["threshold"]) == (0, False, 0)
@@ -344,7 +398,7 @@ def test_tuning_says_why_keep_gain_has_no_effect(capsys, model_folder, own_store
     for figure in ("adaptive_nats", "base_nats", "knn_nats"):
         assert f" {report[figure]:.4f}" in line
     assert "keep-gain" not in memlm(capsys, *tuned)[2]
-    kept = ["index", "tune", own_store, corpus_folder / "doc-7.txt", *words, "--keep-gain", "0.9"]
+    kept = ["tune", corpus_folder / "doc-7.txt", "--store", own_store, *words, "--keep-gain", "0.9"]
     code, out, err = memlm(capsys, *kept)
     assert (code, "keep-gain" in err) == (0, False)
     assert "lam is 0 below" in out
@@ -820,7 +874,7 @@ def test_every_command_takes_a_store_that_was_emptied(capsys, model_folder, corp
         ["eval", corpus_folder, "--model", model_folder, "--store", own_store],
     ):
         assert memlm(capsys, *words)[0] == 0, words
-    code, _, printed = memlm(capsys, "index", "tune", own_store, corpus_folder, "--model", model_folder)
+    code, _, printed = memlm(capsys, "tune", corpus_folder, "--store", own_store, "--model", model_folder)
     assert (code, len(printed.strip().splitlines()[-1:])) == (1, 1), printed
     assert memlm(capsys, "index", "add", own_store, corpus_folder, "--model", model_folder)[0] == 0
     assert json.loads(memlm(capsys, "index", "info", own_store, "--json")[1])["documents"] == 8
@@ -858,21 +912,32 @@ def test_settings_of_the_server_come_from_options_environment_and_file(tmp_path,
     file = tmp_path / "server.toml"
     file.write_text(
         'model = "m"\nstore = ["a", "b"]\nport = 1234\nmax_running = 7\nsession_bytes = "1GiB"\ncache_bytes = "2GiB"\n'
-        "drafts = 4\n"
+        "drafts = 4\nmax_streams = 5\nmax_jobs = 6\n"
     )
     monkeypatch.setenv("MEMLM_SERVE_MAX_RUNNING", "9")
     monkeypatch.setenv("MEMLM_SERVE_DRAIN", "3")
+    monkeypatch.setenv("MEMLM_SERVE_MAX_STREAMS", "8")
     done = CliRunner().invoke(app, ["serve", "--config", str(file), "--port", "99", "--print-config"])
     assert done.exit_code == 0, done.output
     printed = json.loads(done.stdout)
     assert (printed["port"], printed["max_running"], printed["drain_s"]) == (99, 9, 3.0)
     assert (printed["model"], printed["stores"], printed["max_session_bytes"]) == ("m", ["a", "b"], 1 << 30)
     assert (printed["max_cache_bytes"], printed["drafts"]) == (2 << 30, 4)
-    for bad, says in (("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port")):
+    assert (printed["max_streams"], printed["max_jobs"]) == (8, 6)
+    for bad, says in (
+        ("message_bytes = 5\n", "message_bytes is 5"), ("max_jobs = 'many'\n", "'max_jobs'"),
+        ("prot = 3\n", "prot"), ("port = [\n", "TOML"), ("port = 99999999\n", "port"),
+    ):  # fmt: skip
         file.write_text('model = "m"\n' + bad)
         done = CliRunner().invoke(app, ["serve", "--config", str(file), "--print-config"])
         assert done.exit_code != 0
         assert says in done.output + str(done.exception)
+
+
+def test_a_setting_is_no_option():
+    done = CliRunner().invoke(app, ["serve", "--model", "m", "--max-streams", "5", "--print-config"])
+    assert (done.exit_code, "No such option: --max-streams" in done.output) == (2, True)
+    assert "max-streams" not in CliRunner().invoke(app, ["serve", "--help"]).output
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,13 @@ def test_drafts_are_a_word_or_a_number(word: str, drafts: int | None) -> None:
 
 def test_bytes_are_parsed() -> None:
     config = ServerConfig(Path("m"))
-    assert parsed(ServerConfig, "-m", "m", "--message-bytes", "2MiB") == replace(config, max_message_bytes=2 << 20)
+    assert parsed(ServerConfig, "-m", "m", "--session-bytes", "2MiB") == replace(config, max_session_bytes=2 << 20)
 
 
 def test_only_fields_that_were_given_override() -> None:
     overrides = Annotated[dict[str, Any], Overrides(TrainConfig)]
     assert parsed(overrides) == {}
-    assert parsed(overrides, "--steps", "9", "--tensorboard") == {"steps": 9, "tensorboard": True}
+    assert parsed(overrides, "--steps", "9", "--seed", "3") == {"steps": 9, "seed": 3}
 
 
 @pytest.mark.parametrize("number", [1, 1023, 4 << 20, 3 << 40])
@@ -71,7 +71,7 @@ def test_bytes_are_formatted_as_they_are_parsed(number: int) -> None:
 
 
 def test_help_begins_with_what_every_call_needs_and_ends_with_research() -> None:
-    for words in ("generate", "answer", "chat", "eval", "serve", "index build", "index tune", "score"):
+    for words in ("generate", "answer", "chat", "eval", "serve", "index build", "tune", "score"):
         shown = CliRunner().invoke(app, [*words.split(), "--help"]).stdout
         panels = re.findall(r"^╭─ ([A-Z][\w ]*?) ─", shown, re.MULTILINE)
         assert RESEARCH not in panels[:-1], words

@@ -316,7 +316,6 @@ def test_the_command_builds_on_a_cluster_of_its_own(tmp_path, model_folder, corp
     ("options", "message"),
     [
         (["--engine", "spark"], "engine"),
-        (["--address", "auto"], "--engine ray"),
         (["--engine", "ray", "--keys", "none"], "makes keys"),
     ],
 )

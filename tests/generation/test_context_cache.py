@@ -168,7 +168,7 @@ def test_the_ram_of_sessions_is_counted_in_and_out(model, monkeypatch):
 
 
 def test_a_model_that_was_not_tuned_refuses_a_number(lm):
-    with pytest.raises(InvalidInput, match="tune-context"):
+    with pytest.raises(InvalidInput, match="memlm tune"):
         lm.generate("a", context_cache=100)
 
 

@@ -207,7 +207,7 @@ def test_a_report_says_why_a_store_was_not_tuned_and_what_tunes_it(checkpoint, t
     )
     small = build_index(checkpoint, note, tmp_path / "small")
     assert (small.tuning, _defaults(small.path).tuned_on) == (None, None)
-    command = f"memlm index tune {quote(str(small.path))} HELDOUT --model MODEL sets the defaults with held-out text"
+    command = f"memlm tune HELDOUT --model MODEL --store {quote(str(small.path))} sets the defaults with held-out text"
     end = f"The datastore is in {small.path}."
     assert last_lines(small) == f", because its documents are too few or too short; {command} {end}"
     added = add_to_index(checkpoint, [Document("more", "text")], small.path)
@@ -263,7 +263,8 @@ def test_a_tuning_by_hand_is_kept_and_said_to_be_outgrown(checkpoint, tmp_path, 
     assert added.tuning is None
     assert _defaults(store) == by_hand
     print_build(added, Path("model"), json=False)
-    assert f"memlm index tune {store} HELDOUT --model MODEL tunes it again" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"memlm tune HELDOUT --model MODEL --store {store} tunes it again" in said
     done = compact_index(store, checkpoint)
     assert (done.was_tuned, done.outgrown, _defaults(store)) == (False, added.outgrown, by_hand)
 

@@ -124,7 +124,7 @@ def test_generation_and_scoring_agree_about_the_gate(place, tmp_path):
 
 def test_what_cannot_be_is_refused(place, tmp_path):
     folder = Path(shutil.copytree(place / "model", tmp_path / "model"))
-    with load(folder, [place / "store"]) as lm, pytest.raises(NotFound, match="memlm index spalm"):
+    with load(folder, [place / "store"]) as lm, pytest.raises(NotFound, match="memlm tune --spalm"):
         lm.score("a", spalm=True)
     with pytest.raises(InvalidInput, match="is in the datastore"):
         train_spalm(folder, place / "store", Corpus([place / "stored"]))

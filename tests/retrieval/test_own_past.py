@@ -83,7 +83,7 @@ WHOLE = {"k": 3, "temperature": 1.0, "lam": 0.5, "adaptive": None}
 )
 def test_a_damaged_file_names_the_command_that_mends_it(tmp_path, content):
     (tmp_path / SETTINGS_FILE).write_text(json.dumps(content))
-    with pytest.raises(Corrupt, match="tune-context"):
+    with pytest.raises(Corrupt, match="memlm tune"):
         ContextSettings.load(tmp_path)
 
 

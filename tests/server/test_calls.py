@@ -35,7 +35,7 @@ def lines_of(server: RunningServer) -> list[dict]:
 def test_each_call_is_a_line_under_its_id(
     model_folder: Path, store_folder: Path, tmp_path: Path, prompts: bool
 ) -> None:
-    options = ("--threads", "1", "--log-format", "json", *(["--log-prompts"] if prompts else []))
+    options = ("--threads", "1", "--log-format", "json", *(["+log_prompts=true"] if prompts else []))
     with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server:
         with Client(server.address) as client:
             with client.generate(PROMPT, max_tokens=3, temperature=0) as stream:

@@ -109,7 +109,7 @@ def test_an_operation_that_ended_on_a_full_disk_is_not_begun_again_by_the_next_s
     """Its end could not be written down, and its text must be gone with the answer."""
     full, jobs = tmp_path / "full", tmp_path / "stores" / "jobs"
     monkeypatch.setenv(FULL, str(full))
-    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"), "--index-workers", "1")
+    options = ("--threads", "1", "--store-dir", str(tmp_path / "stores"), "+index_workers=1")
     with RunningServer(tmp_path / "log", model_folder, own_store, options=options, first=FILL) as server:
         with Client(server.address) as client, write_lock(own_store):
             job = client.datastores.add("store", NEW)

@@ -328,7 +328,7 @@ def test_what_dies_goes_on(place: Place, who: str) -> None:
 
 @pytest.mark.parametrize("nice", ["7", "idle"])
 def test_an_index_worker_runs_at_the_priority_of_its_option(place: Place, nice: str) -> None:
-    with place.serve(options=("--index-nice", nice)) as server, Client(server.address) as client:
+    with place.serve(options=(f"+index_nice={nice!r}",)) as server, Client(server.address) as client:
         job, pid = place.halt(server, lambda: client.datastores.build("docs", str(place.corpus)))
         assert os.sched_getscheduler(pid) == (os.SCHED_IDLE if nice == "idle" else os.SCHED_OTHER)
         assert niceness_of(pid) == niceness_of(0) + {"7": 7, "idle": 0}[nice]
@@ -490,7 +490,7 @@ def test_parts_of_an_upload_make_whole_documents(tmp_path: Path) -> None:
 
 
 def test_uploads_that_are_no_good_leave_nothing(place: Place) -> None:
-    with place.serve(options=("--upload-bytes", "4096")) as server, Client(server.address) as client:
+    with place.serve(options=("+upload_bytes=4096",)) as server, Client(server.address) as client:
         client.datastores.build("docs", str(place.corpus), check="none").result(PATIENCE_S)
         with pytest.raises(NotFound, match="'other' is loaded"):
             client.datastores.add("other", NEW)

@@ -27,7 +27,7 @@ SECRET, SECRET_ID = "qzx wubble frolick snark", "qzx-secret-id"
 
 @contextmanager
 def serving(folder: Path, model: Path, store: Path, *options: str, **more: object) -> Iterator[RunningServer]:
-    own = ("--threads", "1", "--index-threads", "1", "--store-dir", str(folder / "stores"), *options)
+    own = ("--threads", "1", "+index_threads=1", "--store-dir", str(folder / "stores"), *options)
     with RunningServer(folder / "log", model, store, options=own, **more) as server:
         yield server
 
@@ -88,7 +88,7 @@ def test_the_next_job_finds_the_worker_of_the_last(tmp_path: Path, model_folder:
 
 @pytest.mark.parametrize("idle_s", ["0", "0.5"])
 def test_an_idle_worker_ends_in_time(idle_s: str, tmp_path: Path, model_folder: Path, own_store: Path) -> None:
-    options = ("--index-idle", idle_s)
+    options = (f"+index_idle={idle_s!r}",)
     with serving(tmp_path, model_folder, own_store, *options) as server, Client(server.address) as client:
         for name in ("first", "second"):
             assert add(client, document(name)) == 1
@@ -98,7 +98,7 @@ def test_an_idle_worker_ends_in_time(idle_s: str, tmp_path: Path, model_folder: 
 def test_a_worker_ahead_waits_from_the_start_and_is_replaced(
     tmp_path: Path, model_folder: Path, own_store: Path
 ) -> None:
-    options = ("--index-ahead", "--index-idle", "0.3")
+    options = ("+index_ahead=true", "+index_idle=0.3")
     with serving(tmp_path, model_folder, own_store, *options) as server, Client(server.address) as client:
         wait_until(lambda: server.index_worker_pids)
         pid = kept_pid(server)

@@ -123,9 +123,9 @@ def test_a_message_is_bounded_in_bytes(guarded: RunningServer) -> None:
 def hasty(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path) -> Iterator[RunningServer]:
     """A server of small limits that waits for nothing for long."""
     folder = tmp_path_factory.mktemp("hasty")
-    options = ("--threads", "1", "--store-dir", str(folder / "stores"), "--message-timeout", "1", "--max-jobs", "8")
-    options += ("--upload-documents", "100", "--max-caller-calls", "12", "--connection-idle", "2")
-    options += ("--append-bytes", "1MiB", "--unfinished-bytes", "20MiB", "--message-bytes", "1MiB")
+    options = ("--threads", "1", "--store-dir", str(folder / "stores"), "+message_timeout=1", "+max_jobs=8")
+    options += ("+upload_documents=100", "+max_caller_calls=12", "+connection_idle=2")
+    options += ("+append_bytes='1MiB'", "+unfinished_bytes='20MiB'", "+message_bytes='1MiB'")
     with RunningServer(folder / "log", model_folder, store_folder, options=options) as server:
         yield server
 
@@ -149,7 +149,7 @@ def test_a_half_sent_message_ends_in_time(hasty: RunningServer) -> None:
 
 
 def test_uploads_are_counted_and_end_when_nothing_comes(hasty: RunningServer, tmp_path: Path) -> None:
-    """A fourth of --max-jobs for one caller; the file of one that ended is removed."""
+    """A fourth of max_jobs for one caller; the file of one that ended is removed."""
     stop = threading.Event()
     with grpc.insecure_channel(hasty.address) as channel:
         add = DatastoresStub(channel).AddDocuments
@@ -207,7 +207,7 @@ def test_a_connection_that_never_begins_is_closed(guarded: RunningServer) -> Non
 
 
 def test_so_many_connections_are_open(tmp_path: Path, model_folder: Path) -> None:
-    options = ("--threads", "1", "--max-connections", "5")
+    options = ("--threads", "1", "+max_connections=5")
     with RunningServer(tmp_path / "log", model_folder, options=options) as server:
         held = [RawConnection(server.address) for _ in range(5)]
         with RawConnection(server.address) as one_more:

@@ -43,7 +43,7 @@ class Ground:
     def __init__(self, folder: Path, model: Path, corpus: Path, **how: Any) -> None:
         self.folder, self.corpus, self.stores = folder, corpus, folder / "stores"
         options = ("--threads", "1", "--http-port", "0", "--store-dir", str(self.stores), "--drain", "30")
-        options += ("--index-idle", "1")  # each check waits for the end of idle index workers
+        options += ("+index_idle=1",)  # each check waits for the end of idle index workers
         self.server = RunningServer(folder / "log", model, options=(*options, "--corpus-root", str(corpus)), **how)
         with Client(self.server.address) as client:
             client.datastores.build("docs", str(corpus)).result(PATIENCE_S)

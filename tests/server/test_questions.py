@@ -50,7 +50,7 @@ def asked(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path, store_folder: Path
 ) -> Iterator[tuple[RunningServer, Client, LanguageModel]]:
     """A server, its client, and the same model in process."""
-    options = ("--threads", "1", "--http-port", "0", "--drafts", "4", *WINDOW)
+    options = ("--threads", "1", "--http-port", "0", "+drafts=4", *WINDOW)
     log = tmp_path_factory.mktemp("log") / "log"
     with (
         RunningServer(log, model_folder, store_folder, options=options) as server,

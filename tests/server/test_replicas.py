@@ -312,7 +312,7 @@ def is_there(client: Client, name: str) -> bool:
 @pytest.mark.cluster
 def test_a_replica_that_stands_still_is_replaced(tmp_path: Path, long_model: Path) -> None:
     with (
-        serve(tmp_path, long_model, options=("--replicas", "2", "--worker-timeout", "6")) as server,
+        serve(tmp_path, long_model, options=("--replicas", "2", "+worker_timeout=6")) as server,
         Client(server.address) as client,
     ):
         still = replica_pids(server)[0]

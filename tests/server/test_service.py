@@ -450,7 +450,7 @@ with Client({server.address!r}, timeout_s=20) as client:
 
 @pytest.mark.parametrize(("default", "drafted_by"), [("4", {"open", "asks"}), ("off", {"asks"})])
 def test_the_servers_drafts_are_those_of_requests_that_leave_them_open(model_folder, tmp_path, default, drafted_by):
-    options = ("--threads", "1", "--dtype", "int8", "--drafts", default)
+    options = ("--threads", "1", "--dtype", "int8", f"+drafts={default!r}")
     with RunningServer(tmp_path / "log", model_folder, options=options) as server, Client(server.address) as client:
         greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
         plain = client.generate(PROMPT, drafts=0, **greedy).result()

@@ -78,7 +78,7 @@ class Ground(NamedTuple):
 
 
 def serve(folder: Path, model: Path, corpus: Path, *options: str) -> RunningServer:
-    own = ("--threads", "1", "--store-dir", str(folder / "stores"), "--index-workers", "2", *options)
+    own = ("--threads", "1", "--store-dir", str(folder / "stores"), "+index_workers=2", *options)
     own += ("--corpus-root", str(corpus), "--corpus-root", str(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HALTS, str(folder / "halts"))
@@ -609,7 +609,7 @@ def test_what_was_deleted_before_a_kill_comes_back_in_no_replacement(
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (first, second)))
         ground.halts.write_text(COMPARING if then == "build first" else "read")  # who waits after the restart
-    own = ("--index-workers", "1") if then == "cancelled" else ()  # the build's, so that the other has not begun
+    own = ("+index_workers=1",) if then == "cancelled" else ()  # the build's, so that the other has not begun
     with serve(tmp_path, model_folder, corpus_folder, *own) as server, Client(server.address) as client:
         ground = Ground(server, client, docs, tmp_path / "stores", tmp_path / "halts")
         again, build = client.operations.open(job.name), client.operations.open(build.name)

@@ -25,7 +25,7 @@ def long_store(tmp_path: Path, long_model: Path) -> Path:
 
 
 def serving(folder: Path, model: Path, *stores: Path, options: tuple[str, ...] = ()) -> RunningServer:
-    own = ("--threads", "1", "--index-threads", "1", "--store-dir", str(folder / "stores"), *options)
+    own = ("--threads", "1", "+index_threads=1", "--store-dir", str(folder / "stores"), *options)
     return RunningServer(folder / "log", model, *stores, options=own)
 
 

@@ -193,7 +193,7 @@ def is_back(client: Client, lost: str) -> bool:
 def test_who_dies_while_a_datastore_is_loaded_has_it_when_it_is_back(
     model_folder: Path, store_folder: Path, tmp_path: Path
 ) -> None:
-    options = ("--threads", "1", "--workers", "2", "--store-dir", str(tmp_path / "stores"), "--index-workers", "1")
+    options = ("--threads", "1", "--workers", "2", "--store-dir", str(tmp_path / "stores"), "+index_workers=1")
     with (
         RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as server,
         Client(server.address) as client,
@@ -379,7 +379,7 @@ async def test_who_loaded_what_is_no_longer_in_service_is_started_again(model_fo
 @pytest.fixture
 def still(model_folder: Path, own_store: Path, tmp_path: Path) -> Iterator[tuple[RunningServer, int]]:
     """A server of two workers, and the process of one that has been stopped for two seconds."""
-    options = ("--threads", "1", "--workers", "2", "--worker-timeout", "4", "--http-port", "0")
+    options = ("--threads", "1", "--workers", "2", "+worker_timeout=4", "--http-port", "0")
     with RunningServer(tmp_path / "log", model_folder, own_store, options=options) as server:
         stopped = server.worker_pids[0]
         os.kill(stopped, signal.SIGSTOP)

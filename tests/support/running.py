@@ -47,8 +47,9 @@ def refusal_of(log: Path, *arguments: str, first: str = "pass") -> str:
 class RunningServer:
     """`memlm serve` on a free port; leaving the block ends it, and fails where a process of it is left.
 
-    `first` is Python that the front end runs before anything else. A traceback may be in the log only where the server
-    `fails` on purpose. A server is `forked` from a process that has loaded torch, or runs the command itself.
+    Of the `options`, those such as `+max_jobs=8` are settings of its file. `first` is Python that the front end runs
+    before anything else. A traceback may be in the log only where the server `fails` on purpose. A server is `forked`
+    from a process that has loaded torch, or runs the command itself.
     """
 
     def __init__(
@@ -65,12 +66,16 @@ class RunningServer:
         self.log, self.fails = log, fails
         arguments = ["serve", "--model", str(model), "--port", "0", "--log-level", "info"]
         # Hardly below the others: at the default of 10, jobs starve beside the machine's other work.
-        arguments += ["--index-nice", "1", "--device", "cpu"]
+        settings = {"index_nice": "1"}
+        settings |= dict(each[1:].split("=", 1) for each in options if each.startswith("+"))
+        file = log.with_suffix(".toml")
+        file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
+        arguments += ["--config", str(file), "--device", "cpu"]
         arguments += [] if "--dtype" in options else ["--dtype", "float32"]  # as tests/conftest.py has it
         arguments += [] if "--encoder" in options else ["--encoder", "none"]  # whatever is installed here
         for store in stores:
             arguments += ["--store", str(store)]
-        arguments += options
+        arguments += [each for each in options if not each.startswith("+")]
         self.process: subprocess.Popen[bytes] | ForkedServer
         if forked and "PYTHONMALLOC" not in os.environ:  # Python reads that one as it starts
             log.write_bytes(b"")  # of a server before it, the address would be read

@@ -123,7 +123,7 @@ def test_settings_that_do_not_go_with_an_adapter_are_refused(corpus, base, tmp_p
 
 def test_a_file_of_settings_may_name_the_adapter(tmp_path):
     (tmp_path / "run.toml").write_text('adapter = "bottleneck:width=4"\nsteps = 3\n')
-    config = train_config("tiny", tmp_path / "run.toml", {}, {}, fine_tuning=True)
+    config = train_config("tiny", tmp_path / "run.toml", {}, fine_tuning=True)
     assert (config.adapter, config.learning_rate) == ("bottleneck:width=4", 1e-3)
-    assert train_config("tiny", None, {"adapter": "lora"}, {}, fine_tuning=True).learning_rate == 1e-3
-    assert train_config("tiny", None, {}, {}, fine_tuning=True).learning_rate == 3e-4
+    assert train_config("tiny", None, {"adapter": "lora"}, fine_tuning=True).learning_rate == 1e-3
+    assert train_config("tiny", None, {}, fine_tuning=True).learning_rate == 3e-4

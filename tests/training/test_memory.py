@@ -273,14 +273,14 @@ def test_settings_come_from_preset_file_and_command_line_in_that_order(tmp_path)
 
     file = tmp_path / "f.toml"
     file.write_text('steps = 7\nlearning_rate = 0.5\n[model]\nxl_length = 4\npositions = "alibi"\n')
-    config = train_config("tiny", file, {"steps": 9}, {"xl_length": 6}, fine_tuning=False)
-    assert (config.steps, config.learning_rate, config.model(300).xl_length) == (9, 0.5, 6)
+    config = train_config("tiny", file, {"steps": 9}, fine_tuning=False)
+    assert (config.steps, config.learning_rate, config.model(300).xl_length) == (9, 0.5, 4)
     assert config.model(300).positions == "alibi"
-    assert train_config("tiny", None, {}, {}, fine_tuning=True).optimizer == "adamw"
+    assert train_config("tiny", None, {}, fine_tuning=True).optimizer == "adamw"
     for text, says in (("hidden = 3", "hidden"), ("[model]\nhidden = 3", "hidden"), ("[", "TOML")):
         file.write_text(text)
         with pytest.raises(InvalidInput, match=says):
-            train_config("tiny", file, {}, {}, fine_tuning=False)
+            train_config("tiny", file, {}, fine_tuning=False)
 
 
 @pytest.mark.parametrize(

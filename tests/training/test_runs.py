@@ -191,24 +191,24 @@ def test_a_memory_that_is_there_keeps_what_nobody_changes():
 
 def test_a_shape_asked_of_a_learnt_model_is_held_against_its_own(tmp_path):
     file = tmp_path / "f.toml"
-    file.write_text("dim = 64\ncontext_length = 8\n[model.memorizing]\nlayers = [0]\ntop_k = 2\n")
-    flags = {"memorizing": {"mixing": "joint"}}
-    config = train_config("tiny", file, {}, flags, fine_tuning=True)
+    file.write_text('dim = 64\ncontext_length = 8\n[model.memorizing]\nlayers = [0]\ntop_k = 2\nmixing = "joint"\n')
+    config = train_config("tiny", file, {}, fine_tuning=True)
     assert config.model_fields == {
         "dim": 64, "context_length": 8, "memorizing": {"layers": [0], "top_k": 2, "mixing": "joint"},
     }  # fmt: skip
     with pytest.raises(InvalidInput, match="dim cannot change"):
         config_with_memories(TINY.model(300), config.model_fields)
-    assert train_config("tiny", file, {}, {}, fine_tuning=False).dim == 64
+    assert train_config("tiny", file, {}, fine_tuning=False).dim == 64
 
 
-def test_the_command_line_gives_a_learnt_model_memory(corpus_folder, model_folder, tmp_path):
+def test_a_file_of_settings_gives_a_learnt_model_memory(corpus_folder, model_folder, tmp_path):
     from typer.testing import CliRunner
 
     from memlm.cli.app import app
 
     command = ["train", str(corpus_folder), "--out", str(tmp_path / "m"), "--init-from", str(model_folder)]
-    memory = ["--memorizing-layers", "0,1", "--memory-mixing", "joint", "--steps", "1", "--batch-size", "2"]
+    (tmp_path / "f.toml").write_text('[model]\nmemorizing = {layers = [0, 1], mixing = "joint"}\n')
+    memory = ["--config", str(tmp_path / "f.toml"), "--steps", "1", "--batch-size", "2"]
     result = CliRunner().invoke(app, [*command, *memory, "--json"])
     assert result.exit_code == 0, result.output
     memorizing_config = json.loads((tmp_path / "m" / "config.json").read_text())["memorizing"]

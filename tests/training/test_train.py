@@ -85,7 +85,7 @@ def test_a_corpus_shorter_than_a_window_is_refused(tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-@pytest.mark.parametrize(("cross", "message"), [("source", "cross none"), ("retro", "--chunk-store")])
+@pytest.mark.parametrize(("cross", "message"), [("source", "cross none"), ("retro", "chunk_store")])
 def test_a_decoder_that_reads_more_than_its_text_is_refused(corpus, tmp_path, cross, message):
     with pytest.raises(InvalidInput, match=message):
         train(corpus, tmp_path / "model", TrainConfig(**{**vars(TINY), "model_fields": {"cross": cross}}))

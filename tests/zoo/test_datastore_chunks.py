@@ -300,7 +300,7 @@ def test_a_model_that_the_command_trained_reads_its_store(store, model_folder, c
 def test_what_has_no_meaning_is_refused(store, store_folder, model_folder, retro_folder, corpus_folder, tmp_path):
     corpus, plain = Corpus([corpus_folder]), replace(TRAINING, model_fields={})
     with_store, out = replace(TRAINING, chunk_store=str(store)), tmp_path / "m"
-    with pytest.raises(InvalidInput, match="--chunk-store"):
+    with pytest.raises(InvalidInput, match="as chunk_store"):
         train(corpus, out, TRAINING, init_from=model_folder)
     with pytest.raises(InvalidInput, match="this model has none"):
         train(corpus, out, replace(plain, chunk_store=str(store)), init_from=model_folder)

@@ -32,7 +32,7 @@ MaxTokens = Annotated[
 ]  # fmt: skip
 
 
-@with_fields(leave_out=("temperature", "max_tokens", "session", "resume_s"))  # or with defaults here
+@with_fields(leave_out=options.NOT_OF_ANSWERS)
 def answer(
     context: typer.Context,
     request: AnswerRequest,
@@ -41,7 +41,6 @@ def answer(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
-    extended_attention: options.ExtendedAttention = None,
     encoder: options.Encoder = "auto",
     target: Target = None,
     temperature: options.Temperature = options.TEMPERATURE,
@@ -55,7 +54,7 @@ def answer(
         tell_missing_encoder(encoder, request.passages_by)
     with host_of(
         context, target, model, store, adapter=path, dtype=dtype, device=device, attention_window=attention_window,
-        extended_attention=extended_attention, passage_encoder=encoder,
+        passage_encoder=encoder,
     ) as host:  # fmt: skip
         about = _model_of(host) if max_tokens is None else None
         if about is not None:

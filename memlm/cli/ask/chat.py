@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 NEIGHBORS = 16  # of each token, for /sources
 ANSWER_S = 600.0  # the time limit of an answer, where none is given
-# Options that have defaults here, or that no conversation needs.
-NOT_OF_ANSWERS = ("temperature", "max_tokens", "early_exit", "session", "resume_s")
 
 
-@with_fields(leave_out=NOT_OF_ANSWERS)
+@with_fields(leave_out=options.NOT_OF_ANSWERS)
 def chat(
     context: typer.Context,
     answers: Annotated[dict[str, Any], Overrides(ChatRequest)],
@@ -48,7 +46,6 @@ def chat(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention_window: options.AttentionWindow = None,
-    extended_attention: options.ExtendedAttention = None,
     encoder: options.Encoder = "auto",
     target: Target = None,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="System message.", show_default=False)] = "",
@@ -65,16 +62,14 @@ def chat(
         _chat_with_server(target, asked, system, json=json)
         return
     model = model_of(model)
-    of_stores = [field.name for field in fields(RetrievalParams) if field.name != "context_cache"]
-    retrieval = [f"--{name.replace('_', '-')}" for name in of_stores if name in answers]
+    retrieval = [f"--{each.name.replace('_', '-')}" for each in fields(RetrievalParams) if each.name in answers]
     retrieval += ["--passages"] * bool(answers.get("num_passages"))
     if not store and retrieval:
         raise typer.BadParameter(f"{', '.join(retrieval)} needs a datastore; give --store FOLDER")
     if answers.get("num_passages"):
         tell_missing_encoder(encoder, "auto")
     loading: dict[str, Any] = {
-        "dtype": dtype, "device": device, "attention_window": attention_window,
-        "extended_attention": extended_attention, "passage_encoder": encoder,
+        "dtype": dtype, "device": device, "attention_window": attention_window, "passage_encoder": encoder,
     }  # fmt: skip
     if (adapter := asked.get("adapter")) is not None:
         loading["adapters"] = [adapter]

@@ -19,7 +19,7 @@ SPAN_STYLE = "bold underline"
 WORDS_BEFORE = 4  # of a span in a document
 
 
-@with_fields(leave_out=("text",))
+@with_fields(leave_out=("text", "spans_per_token", "max_documents", "rank_by"))
 def trace(
     context: typer.Context,
     request: TraceRequest,

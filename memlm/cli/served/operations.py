@@ -9,7 +9,7 @@ import typer
 from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.cli.terminal import options
-from memlm.cli.terminal.connection import HERE, ServerTarget, client_of
+from memlm.cli.terminal.connection import HERE, ServerTarget, client_of, to_this_server
 from memlm.cli.terminal.console import ConsoleProgress, cell, emit_json, err, jsonable, out, print_table, table
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def follow_to_end(job: Operation) -> OperationInfo:
         with ConsoleProgress() as progress:
             info = follow(job, progress)
     except KeyboardInterrupt:
-        err.print(f"{job.name} is still running; `memlm operation cancel {job.name}` stops it", markup=False)
+        stop = f"memlm operation cancel {job.name}{to_this_server()}"
+        err.print(f"{job.name} is still running; `{stop}` stops it", markup=False)
         raise
     info.outcome()
     return info

@@ -18,7 +18,7 @@ from memlm.cli.store.engine import keys_of, reader_of
 from memlm.cli.store.forecast import PlannedBuild, foretell_addition, foretell_build
 from memlm.cli.store.vectors import make_vectors_at_once
 from memlm.cli.terminal import options
-from memlm.cli.terminal.connection import UPLOAD_S, RequestId, Target, Wait, client_of, is_served, model_of
+from memlm.cli.terminal.connection import UPLOAD_S, Target, Wait, client_of, is_served, model_of
 from memlm.cli.terminal.console import ConsoleProgress
 from memlm.cli.terminal.corpus_files import CorpusFiles
 from memlm.cli.terminal.fields import Overrides, with_fields
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CHECKED = ("keys", "index", "target", "prune", "check")  # before anything is read
 
 
-@with_fields(leave_out=("store", "corpus"))
+@with_fields(leave_out=("store", "corpus", "request_id"))
 def build(
     context: typer.Context,
     corpus: options.Corpora,
@@ -44,7 +44,6 @@ def build(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     engine: options.Engine = "local",
-    address: options.Address = None,
     target: Target = None,
     wait: Wait = True,
     dry_run: Annotated[
@@ -86,7 +85,7 @@ def build(
         check_build(out_folder, **{name: settings[name] for name in CHECKED})
         is_foretold = engine == "local" and settings["keys"] == "now"
         given = foretell_build(planned, asks=not (yes or json)) if is_foretold else model
-        with _reading(engine, given, dtype, device, address, settings["keys"]) as (loaded, encoder, progress):
+        with _reading(engine, given, dtype, device, settings["keys"]) as (loaded, encoder, progress):
             built = build_index(
                 loaded, documents, out_folder, encoder=encoder, dtype=dtype, device=device, progress=progress,
                 **settings,
@@ -107,10 +106,8 @@ def add(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     engine: options.Engine = "local",
-    address: options.Address = None,
     target: Target = None,
     wait: Wait = True,
-    request_id: RequestId = None,
     glob: options.Glob = "**/*",
     hidden: options.Hidden = False,
     on_error: options.OnError = "skip",
@@ -125,9 +122,7 @@ def add(
     if is_served(context, target):
         assert target is not None
         with client_of(target, UPLOAD_S) as client:
-            job = client.datastores.add(
-                str(store), read(), replace=replace, keys=keys, check=check, request_id=request_id
-            )
+            job = client.datastores.add(str(store), read(), replace=replace, keys=keys, check=check)
             files.finish(report)
             show(job, wait=wait, json=json)
         return
@@ -137,7 +132,7 @@ def add(
         keys = keys_of(engine, keys)
         if engine == "local" and keys == "now":
             given = foretell_addition(model, documents, store, dtype=dtype, device=device, asks=not (yes or json))
-        with _reading(engine, given, dtype, device, address, keys) as (loaded, encoder, progress):
+        with _reading(engine, given, dtype, device, keys) as (loaded, encoder, progress):
             from memlm.indexing.build import add_to_index
 
             built = add_to_index(
@@ -159,7 +154,6 @@ def keys(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     engine: options.Engine = "local",
-    address: options.Address = None,
     json: options.Json = False,
 ) -> None:
     """Make the keys of documents without, by which generation finds neighbors. An interrupted run goes on."""
@@ -169,7 +163,7 @@ def keys(
     only = document_filter(tuple(documents or ()), ())
     with (
         on_interrupt(lambda: f"what has keys keeps them; to go on: {this_command()}"),
-        _reading(engine, model, dtype, device, address, "now") as (loaded, encoder, progress),
+        _reading(engine, model, dtype, device, "now") as (loaded, encoder, progress),
     ):
         from memlm.indexing.build import index_keys
 
@@ -181,14 +175,14 @@ def keys(
 
 @contextmanager
 def _reading(
-    engine: str, given: Path | Checkpoint, dtype: str, device: str, address: str | None, keys: str
+    engine: str, given: Path | Checkpoint, dtype: str, device: str, keys: str
 ) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None, ConsoleProgress]]:
     """The model and the encoder of an engine as `reader_of`, and the progress of the work, which loads a model that is
     still a path.
     """
     with (
         ConsoleProgress() as progress,
-        reader_of(engine, given, dtype=dtype, device=device, address=address, keys=keys) as (loaded, encoder),
+        reader_of(engine, given, dtype=dtype, device=device, keys=keys) as (loaded, encoder),
     ):
         if isinstance(loaded, Path):
             progress(LOADING, 0, 1)

@@ -104,15 +104,15 @@ def _print_tuning(report: Any) -> None:
         err.print(
             one_line(
                 f"the checks were cut after {report.check_seconds:.0f} s, so their results depend on the load of the"
-                f" machine; memlm index tune {quote(str(report.path))} HELDOUT --model MODEL sets the defaults anew"
+                f" machine; memlm tune HELDOUT --model MODEL --store {quote(str(report.path))} sets the defaults anew"
             ),
             markup=False,
         )
     elif report.untuned and report.check != "none":
         out.print(
             one_line(
-                f"not tuned, because {report.untuned}; memlm index tune {quote(str(report.path))} HELDOUT --model MODEL"
-                " sets the defaults with held-out text"
+                f"not tuned, because {report.untuned}; memlm tune HELDOUT --model MODEL --store"
+                f" {quote(str(report.path))} sets the defaults with held-out text"
             ),
             markup=False,
         )

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from memlm.api.datastores import parse_fields
 from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.cli.served.info import print_store
@@ -17,7 +16,6 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.connection import (
     HERE,
     UPLOAD_S,
-    RequestId,
     ServerTarget,
     Target,
     Wait,
@@ -46,7 +44,7 @@ def remember(
     json: options.Json = False,
 ) -> None:
     """Add a text at once. Answers use it when the command ends."""
-    metadata = parse_fields(where) if where else None
+    metadata = options.metadata_fields(where, "metadata") if where else None
     text = options.read_text(Path("-")) if text == "-" else text
     if is_served(context, target):
         assert target is not None
@@ -128,14 +126,13 @@ def compact(
     device: options.Device = "auto",
     target: Target = None,
     wait: Wait = True,
-    request_id: RequestId = None,
     json: options.Json = False,
 ) -> None:
     """Merge all segments without the deleted documents, while readers keep reading."""
     if is_served(context, target):
         assert target is not None
         with client_of(target) as client:
-            job = client.datastores.compact(str(store), purge=purge, check=check, request_id=request_id)
+            job = client.datastores.compact(str(store), purge=purge, check=check)
             show(job, wait=wait, json=json)
         return
     from memlm.indexing.build import compact_index

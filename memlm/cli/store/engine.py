@@ -24,7 +24,7 @@ def keys_of(engine: str, keys: str) -> str:
 
 @contextmanager
 def reader_of(
-    engine: str, model: Path | Checkpoint, *, dtype: str, device: str, address: str | None, keys: str = "now"
+    engine: str, model: Path | Checkpoint, *, dtype: str, device: str, keys: str = "now"
 ) -> Iterator[tuple[Path | Checkpoint, BlockEncoder | None]]:
     """The model of a build, loaded if a cluster is to read with it, and its encoder. A cluster reads with the model of
     a path.
@@ -38,14 +38,10 @@ def reader_of(
             field="engine",
         )
     if engine == "local":
-        if address is not None:
-            raise InvalidInput(
-                f"address is {address!r}, and the engine local has none; give --engine ray", field="address"
-            )
         yield model, None
         return
     assert isinstance(model, Path)
-    prepare(address)
+    prepare(None)
     try:
         from memlm.distributed.encoding import RayEncoder
     except ModuleNotFoundError as error:
@@ -55,5 +51,5 @@ def reader_of(
     from memlm.model.files.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(model, dtype=dtype, device=device)
-    with RayEncoder(model, checkpoint, dtype=dtype, device=device, address=address) as encoder:
+    with RayEncoder(model, checkpoint, dtype=dtype, device=device) as encoder:
         yield checkpoint, encoder

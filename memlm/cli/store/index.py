@@ -16,7 +16,6 @@ from memlm.cli.store.render import (
 )
 from memlm.cli.store.search import passages, search
 from memlm.cli.store.sync import sync
-from memlm.cli.store.tune import spalm, tune
 from memlm.cli.store.vectors import vectors
 from memlm.cli.terminal import options
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
@@ -36,8 +35,6 @@ app.command(epilog="Example: memlm index load notes --target localhost:50051")(l
 app.command(epilog="Example: memlm index unload notes --target localhost:50051")(unload)
 app.command(epilog="Example: memlm index search store 'import os' --model model --by words")(search)
 app.command(epilog="Example: memlm index passages store 'Which port does the gateway use?' --model model")(passages)
-app.command(epilog="Example: memlm index tune store heldout/ --model model")(tune)
-app.command(epilog="Example: memlm index spalm store heldout/ --model model")(spalm)
 
 
 @app.command(epilog="Example: memlm index verify store --model model")

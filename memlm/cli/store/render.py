@@ -179,32 +179,6 @@ def print_copy(report: Any, *, json: bool) -> None:
         )
 
 
-def print_tuning(report: Any, *, json: bool) -> None:
-    """Prints the tuned parameters and their gains."""
-    if json:
-        emit_json(report)
-        return
-    out.print(
-        f"k {report.k}, lam {report.lam:.3f}, temperature {figure(report.temperature)}, from {report.tokens:,} tokens"
-    )
-    out.print(
-        f"nats per token: model {report.base_nats:.4f}, with datastore {report.knn_nats:.4f}"
-        f" (gain {report.gain:.4f} ± {report.gain_error:.4f})"
-    )
-    verdict = "kept" if report.adaptive_kept else "not kept: it costs new text too much"
-    out.print(
-        f"with a lam that adapts {report.adaptive_nats:.4f} (gain over one lam {report.adaptive_gain:.4f} ±"
-        f" {report.adaptive_gain_error:.4f}; {verdict})"
-    )
-    if report.threshold:
-        out.print(
-            f"lam is 0 below {report.threshold:.3f}, at {report.left_alone:.0%} of positions, and"
-            f" {report.gain_left:.0%} of the gain stays"
-        )
-    if report.nprobe is not None:
-        out.print(f"{report.nprobe} lists are searched; more would gain {report.nprobe_loss:.4f} nats per token")
-
-
 def facts_of(snapshot: Any) -> dict[str, Any]:
     """All that is known of a snapshot."""
     manifest, defaults = snapshot.manifest, snapshot.defaults
@@ -274,7 +248,7 @@ def info_lines(snapshot: Any) -> list[tuple[str, str]]:
     settings = f"{lam}, k {defaults.k}, temperature {figure(defaults.temperature)} of squared distances"
     if defaults.nprobe is not None:
         settings += f", {defaults.nprobe} lists searched"
-    tuned = "not yet: run `memlm index tune` with held-out text"
+    tuned = "not yet: run `memlm tune` with held-out text"
     if defaults.tuned_on is not None:
         gain = (
             "" if defaults.gain is None else f", {defaults.gain:.4f} ± {defaults.gain_error or 0:.4f} nats a token less"

@@ -43,8 +43,6 @@ def passages(
     request: FindPassagesRequest,
     model: options.ModelOrTarget = None,
     encoder: options.Encoder = "auto",
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
     target: Target = None,
     json: options.Json = False,
 ) -> None:
@@ -53,7 +51,7 @@ def passages(
         tell_missing_encoder(encoder, request.by)
     chosen = [each.name for each in fields(request) if each.name not in ("question", "store")]
     asked = {name: getattr(request, name) for name in chosen}
-    with host_of(context, target, model, [store], dtype=dtype, device=device, passage_encoder=encoder) as host:
+    with host_of(context, target, model, [store], passage_encoder=encoder) as host:
         print_passages(host.find_passages(request.question, store=_name(store, target), **asked), json=json)
 
 

@@ -43,12 +43,6 @@ def shard(
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Of the shards on Ray.", rich_help_panel=RAY)] = None,
     shards: Annotated[int | None, typer.Option(metavar="N", help="How many.", rich_help_panel=RAY)] = None,
     replicas: Annotated[int, typer.Option(help="Processes of each shard.", rich_help_panel=RAY)] = 1,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Of the cluster (default: RAY_ADDRESS, or this node's).", rich_help_panel=RAY
-        ),
-    ] = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the shards of ray://NAME.", rich_help_panel=RAY)] = False,
 ) -> None:
     """Search one shard of a datastore for servers (`memlm serve --shard`), until SIGTERM or Ctrl-C.
@@ -58,14 +52,14 @@ def shard(
     """
     check_choice("engine", engine, ENGINES)
     if store.startswith(RAY_URL):
-        _on_ray(store.removeprefix(RAY_URL), address, stop=stop)
+        _on_ray(store.removeprefix(RAY_URL), stop=stop)
     elif engine == "ray":
         if name is None or shards is None or number is not None or stop:
             raise InvalidInput(
                 "the engine ray starts all shards; give --name and --shards, and no --shard", field="engine"
             )
-        _place(Path(store), name, shards, replicas, address)
-    elif name or shards or address or replicas != 1 or stop:
+        _place(Path(store), name, shards, replicas)
+    elif name or shards or replicas != 1 or stop:
         raise InvalidInput("this is for shards on Ray; give --engine ray, or ray://NAME with --stop", field="engine")
     elif number is None:
         raise InvalidInput("which shard is this? give --shard 1/4 for the first of four", field="shard")
@@ -90,33 +84,33 @@ def _serve(store: Path, number: str, listen: str) -> None:
 
 
 @contextmanager
-def _joined(address: str | None) -> Iterator[None]:
-    """Joins the cluster. Raises InvalidInput where Ray is not installed."""
+def _joined() -> Iterator[None]:
+    """Joins the cluster of RAY_ADDRESS, or else this node's. Raises InvalidInput where Ray is not installed."""
     try:
         from memlm.distributed.ray_shards import joined
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"shards on Ray need {error.name}, which is not installed; pip install 'memlm[ray]'", field="engine"
         ) from error
-    with joined(address):
+    with joined(None):
         yield
 
 
-def _place(store: Path, name: str, shards: int, replicas: int, address: str | None) -> None:
+def _place(store: Path, name: str, shards: int, replicas: int) -> None:
     """Starts all shards on a cluster, and shows them."""
     from memlm.index.store.manifest import read_manifest
 
     read_manifest(store)  # a wrong folder is told before a cluster is asked
-    with _joined(address):
+    with _joined():
         from memlm.distributed.ray_shards import place
 
         _show(place(store, name, num_shards=shards, replicas=replicas))
     out.print(f"Search them: memlm serve --model MODEL --store {RAY_URL}{name}", markup=False)
 
 
-def _on_ray(name: str, address: str | None, *, stop: bool) -> None:
+def _on_ray(name: str, *, stop: bool) -> None:
     """Shows the shards of a name, or ends them."""
-    with _joined(address):
+    with _joined():
         from memlm.distributed import ray_shards
 
         if stop:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,18 +27,38 @@ if TYPE_CHECKING:
 
 HERE = DEFAULT_TARGET
 UPLOAD_S = 3600.0  # the time limit of what takes a text in, where none is given
+
+
+def _check_target(target: str | None) -> str | None:
+    if target is not None and not target.strip():
+        raise typer.BadParameter(f"it is empty; give HOST:PORT, as {HERE}")
+    return target
+
+
+def _check_timeout(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not timeout_s > 0:
+        raise typer.BadParameter(f"it is {timeout_s:g}; give more than 0 seconds")
+    return timeout_s
+
+
 Target = Annotated[
     str | None,
     typer.Option(
-        "--target", metavar="HOST:PORT", rich_help_panel=SERVER,
+        "--target", metavar="HOST:PORT", rich_help_panel=SERVER, callback=_check_target,
         help="Work on this server, with the options of `memlm --help` for its token and TLS.",
     ),
 ]  # fmt: skip
 ServerTarget = Annotated[
-    str, typer.Option("--target", metavar="HOST:PORT", rich_help_panel=SERVER, help="Address of the server.")
+    str,
+    typer.Option(
+        "--target", metavar="HOST:PORT", rich_help_panel=SERVER, callback=_check_target, help="Address of the server."
+    ),
 ]
 Timeout = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", help="Time limit of a call.", rich_help_panel=SERVER)
+    float | None,
+    typer.Option(
+        "--timeout", metavar="SECONDS", rich_help_panel=SERVER, callback=_check_timeout, help="Time limit of a call."
+    ),
 ]
 Token = Annotated[
     str | None, typer.Option(envvar="MEMLM_TOKEN", help="Bearer token.", show_envvar=True, rich_help_panel=SERVER)
@@ -60,15 +81,10 @@ Wait = Annotated[
         "--wait/--no-wait", help="Wait for the end of its job, or only print its name.", rich_help_panel=SERVER
     ),
 ]
-RequestId = Annotated[
-    str | None,
-    typer.Option(metavar="ID", help="Repeating a request with its id returns its job.", rich_help_panel=SERVER),
-]
 _FLAGS, _WITH_VALUE = ("--tls",), ("--timeout", "--token", "--ca", "--cert", "--key")
 # Options of a model that is loaded by the command.
 _OF_MODEL = {
-    "model", "store", "dtype", "device", "attention_window", "extended_attention", "encoder", "engine", "address",
-    "yes",
+    "model", "store", "dtype", "device", "attention_window", "extended_attention", "encoder", "engine", "yes",
 }  # fmt: skip
 
 
@@ -78,22 +94,30 @@ class _Connection:
     token: str | None
     has_tls: bool
     files: tuple[Path | None, Path | None, Path | None]  # authority, certificate, key
+    flags: tuple[str, ...]  # of the command line
 
 
 _connection: ContextVar[_Connection] = ContextVar("connection")
+_target: ContextVar[str] = ContextVar("target", default=HERE)
 
 
 class RootGroup(InterruptibleGroup):
     """The command line. Where a command takes `--target`, options of the connection may stand anywhere."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, in_their_places(args) if _takes_target(self, args) else args)
+        command = _command_of(self, args)
+        if any("--target" in parameter.opts for parameter in command.params):
+            return super().parse_args(ctx, in_their_places(args))
+        flags = [flag for word in _before_dashes(args) if (flag := word.partition("=")[0]) in (*_FLAGS, *_WITH_VALUE)]
+        if flags and not hasattr(command, "commands"):
+            raise typer.BadParameter(f"{', '.join(flags)} is for a server, and `{command.name}` works on none")
+        return super().parse_args(ctx, args)
 
 
 def in_their_places(arguments: Sequence[str]) -> list[str]:
     """The arguments with the options of the connection at the beginning, and `--target` behind the others."""
     words = list(arguments)
-    end = words.index("--") if "--" in words else len(words)
+    end = len(_before_dashes(words))
     first, between, last = list[str](), list[str](), list[str]()
     place = 0
     while place < end:
@@ -107,17 +131,42 @@ def in_their_places(arguments: Sequence[str]) -> list[str]:
     return [*first, *between, *last, *words[end:]]
 
 
-def _takes_target(command: Any, words: Sequence[str]) -> bool:
+def _before_dashes(words: Sequence[str]) -> Sequence[str]:
+    """The words that may be options."""
+    return words[: words.index("--")] if "--" in words else words
+
+
+def _command_of(group: Any, words: Sequence[str]) -> Any:
+    """The command that the words name, or the last group that they do."""
     for word in words:
-        command = getattr(command, "commands", {}).get(word, command)
-    return any("--target" in parameter.opts for parameter in command.params)
+        group = getattr(group, "commands", {}).get(word, group)
+    return group
 
 
 def connect_with(
-    timeout: float | None, token: str | None, *, tls: bool, ca: Path | None, cert: Path | None, key: Path | None
+    context: typer.Context,
+    timeout: float | None,
+    token: str | None,
+    *,
+    tls: bool,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
 ) -> None:
     """Sets the time limit, the token and the TLS options of the following connections."""
-    _connection.set(_Connection(timeout, token, bool(tls or ca or cert or key), (ca, cert, key)))
+    flags = _on_command_line(context, {"timeout", "token", "tls", "ca", "cert", "key"})
+    _connection.set(_Connection(timeout, token, bool(tls or ca or cert or key), (ca, cert, key), tuple(flags)))
+
+
+def _on_command_line(context: typer.Context, names: Collection[str]) -> list[str]:
+    """The flags of the parameters of these names that the command line gave."""
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.param_type_name == "option"
+        and parameter.name in names
+        and getattr(context.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE"
+    ]
 
 
 def client_of(target: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
@@ -125,8 +174,19 @@ def client_of(target: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> Client:
     from memlm.client import Client, Tls
 
     given = _connection.get()
+    _target.set(target)
     timeout_s = timeout_s if given.timeout_s is None else given.timeout_s
     return Client(target, timeout_s=timeout_s, token=given.token, tls=Tls(*given.files) if given.has_tls else None)
+
+
+def to_this_server() -> str:
+    """The options that name the server of the last client, as they are typed behind a command. A token is left out."""
+    given = _connection.get()
+    files = zip(("--ca", "--cert", "--key"), given.files, strict=True)
+    options = [each for flag, file in files if file is not None for each in (flag, str(file))]
+    options += ["--tls"] * ("--tls" in given.flags) + ["--token", "TOKEN"] * ("--token" in given.flags)
+    target = _target.get()
+    return "".join(f" {quote(each)}" for each in (*(() if target == HERE else ("--target", target)), *options))
 
 
 def is_served(
@@ -135,16 +195,10 @@ def is_served(
     """Whether a command works on a server. Raises BadParameter for options of the other place: `here` are parameters of
     this process, beside those of its model, and `there` are those of a server.
     """
-    unused = {*_OF_MODEL, *here} if target is not None else {"wait", "request_id", *there}
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.param_type_name == "option"
-        and parameter.name in unused
-        and getattr(context.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE"
-    ]
-    if target is None and (_connection.get().has_tls or _connection.get().timeout_s is not None):
-        given.append("--timeout, --tls, --ca, --cert or --key")
+    unused = {*_OF_MODEL, *here} if target is not None else {"wait", *there}
+    given = _on_command_line(context, unused)
+    if target is None:
+        given += _connection.get().flags
     if given and target is not None:
         of_stores = "; --store-name NAME chooses among the datastores of a server" if "--store" in given else ""
         raise typer.BadParameter(f"a server does not take {', '.join(given)}; leave it out, or --target{of_stores}")

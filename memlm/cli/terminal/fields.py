@@ -21,6 +21,7 @@ from types import NoneType
 from typing import Annotated, Any, Optional, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 from typer.models import OptionInfo
 
 from memlm.api.datastores import INDEX
@@ -59,7 +60,9 @@ class _Leaf:
 
     @property
     def flag(self) -> str:
-        """The word that users type: the first long flag, or the name of an argument."""
+        """The word that users type: the first long flag, or the name of an argument or of a setting."""
+        if self.option.is_setting:
+            return self.parameter
         if self.is_argument:
             return self.field.name.upper()
         return next(
@@ -101,7 +104,7 @@ class _Leaf:
                 default = None if option.default else format_bytes(default)
             info = typer.Option(
                 *self.flags, help=option.help, metavar=option.metavar, rich_help_panel=option.panel, show_envvar=False,
-                show_default=option.default or not isinstance(default, bool),
+                show_default=option.default or not isinstance(default, bool), hidden=option.is_setting,
             )  # fmt: skip
         default = inspect.Parameter.empty if is_required else default
         annotation: Any = Annotated[self.click_type(override=override), info]
@@ -156,11 +159,25 @@ def _flag_of(parameter: inspect.Parameter) -> str:
 
 
 def _place_of_panel(parameter: inspect.Parameter) -> tuple[int, bool]:
-    """Help shows panels in the order of their first options: those of every call first, those of research last."""
+    """Help shows panels in the order of their first options: those of every call first, those of research last, and
+    settings behind them.
+    """
     marks = getattr(parameter.annotation, "__metadata__", ())
     panel = next((mark.rich_help_panel for mark in marks if hasattr(mark, "rich_help_panel")), None)
+    if any(getattr(mark, "hidden", False) for mark in marks):
+        return len(LAST) + 1, True
     place = FIRST.index(panel) - len(FIRST) if panel in FIRST else 1 + LAST.index(panel) if panel in LAST else 0
     return place, parameter.default is not inspect.Parameter.empty
+
+
+class CommandWithSettings(TyperCommand):
+    """A command that takes its settings from a file and the environment, and not among its options."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for parameter in self.params:
+            if getattr(parameter, "hidden", False):
+                parameter.opts, parameter.param_type_name = [], "setting"
 
 
 def with_fields(*, leave_out: Collection[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

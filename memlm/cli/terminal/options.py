@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memlm.api.datastores import INDEX, parse_fields
+from memlm.api.datastores import parse_fields
 from memlm.api.params import SAMPLING
 from memlm.base.options import RESEARCH, parse_bytes
 from memlm.base.texts import text_of
@@ -27,26 +27,12 @@ Corpora = Annotated[
     ),
 ]
 Texts = Annotated[list[str], typer.Argument(metavar="TEXT...", help="Held-out files or folders.")]
-Window = Annotated[
-    int | None,
-    typer.Option(
-        rich_help_panel=INDEX, help="Tokens that the model reads at once (default: its context, at most 1024)."
-    ),
-]
-Stride = Annotated[
-    int | None, typer.Option(rich_help_panel=INDEX, help="Tokens that each window adds (default: half the window).")
-]
 Engine = Annotated[
     str,
     typer.Option(
-        metavar="local|ray", help="Read in this process, or on the nodes of a Ray cluster.", rich_help_panel="Cluster"
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="Of the Ray cluster, as HOST:PORT or auto (default: RAY_ADDRESS, else this machine).",
+        metavar="local|ray",
         rich_help_panel="Cluster",
+        help="Read in this process, or on the nodes of the Ray cluster of RAY_ADDRESS, by default this machine.",
     ),
 ]
 Glob = Annotated[str, typer.Option(help="Files to read in folders.")]
@@ -165,11 +151,6 @@ ShowSources = Annotated[
 ]
 
 
-def given(**options: Any) -> dict[str, Any]:
-    """The options that are not None."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
 def corpus_of(
     paths: Sequence[str | Path],
     glob: str = "**/*",
@@ -178,7 +159,7 @@ def corpus_of(
     hidden: bool = False,
     files: CorpusFiles | None = None,
 ) -> Corpus:
-    """The corpus of a command, which tells `files` the fate of each file, or prints each problem. Raises
+    """The corpus of a command, which reports the fate of each file to `files`, or prints each problem. Raises
     InvalidInput for one without text, and with `on_error="fail"` UnusableText for one that is not all text, before a
     model is loaded.
     """
@@ -215,10 +196,10 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def metadata_fields(where: Sequence[str]) -> dict[str, str]:
-    """Parses FIELD=VALUE of metadata. Raises BadParameter."""
+def metadata_fields(where: Sequence[str], option: str = "where") -> dict[str, str]:
+    """Parses FIELD=VALUE of metadata. Raises BadParameter, with the name of the option."""
     try:
-        return parse_fields(where)
+        return parse_fields(where, option)
     except InvalidInput as error:
         raise typer.BadParameter(f"--{error}") from None
 
@@ -233,6 +214,11 @@ def num_bytes(text: str | None) -> int | None:
 
 MAX_TOKENS = 512  # of an answer: a small model may not find its end
 TEMPERATURE = 0.3  # of chats and answers
+# Fields that have options of their own in chats and answers, or none: `generate` and the library have them.
+NOT_OF_ANSWERS = (
+    "temperature", "max_tokens", "session", "resume_s", "early_exit", "draft", "nprobe", "spalm", "loop_guard",
+    "context_cache",
+)  # fmt: skip
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=SAMPLING)]
 MaxTokens = Annotated[

@@ -30,7 +30,7 @@ class RetroRecipe(Recipe):
         store = self.settings.chunk_store
         if not store and not self.settings.adapter:
             raise InvalidInput(
-                "the cross retro learns to read neighbors, and there are none; give a datastore as --chunk-store",
+                "the cross retro learns to read neighbors, and there are none; give a datastore as chunk_store",
                 field="chunk_store",
             )
         if store and tokenizer is not None:  # before the corpus is tokenized

@@ -25,7 +25,7 @@ def growing_web(
     """A server whose datastore grows in the tests."""
     folder = tmp_path_factory.mktemp("growing")
     options = ("--threads", "1", "--http-port", "0", "--store-dir", str(folder / "stores"))
-    options += ("--corpus-root", str(corpus_folder), "--message-bytes", "100000", "--upload-bytes", "3000000")
+    options += ("--corpus-root", str(corpus_folder), "+message_bytes=100000", "+upload_bytes=3000000")
     with RunningServer(folder / "log", model_folder, options=options) as server:
         with Client(server.address) as client:
             client.datastores.build("docs", str(corpus_folder), check="none").result(PATIENCE_S)

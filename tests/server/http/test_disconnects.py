@@ -128,7 +128,7 @@ def test_ten_thousand_disconnects_leave_nothing_behind(narrow_web: RunningServer
 
 def test_a_client_that_does_not_read_is_ended(tmp_path: Path, long_model: Path) -> None:
     """Its place is free once as many bytes wait as may; then the connection ends."""
-    options = ("--threads", "1", "--http-port", "0", "--stream-bytes", "20000", "--message-timeout", "2")
+    options = ("--threads", "1", "--http-port", "0", "+stream_bytes=20000", "+message_timeout=2")
     # A fast machine sends some twenty tokens in one event, which must not be too large by itself.
     body = str({**LONG, "logprobs": 20}).replace("'", '"')[:-1] + ', "stream": true}'
     with RunningServer(tmp_path / "log", long_model, options=options) as server, socket.socket() as deaf:
