@@ -66,7 +66,7 @@ def bounds(
 
 
 @cache
-def bounds_of(record_type: type[Any]) -> dict[str, Bounds]:
+def bounds_of(record_type: Any) -> dict[str, Bounds]:
     """The bounds of a dataclass's fields, by name."""
     return {each.name: each.metadata[BOUNDS] for each in fields(record_type) if BOUNDS in each.metadata}
 
