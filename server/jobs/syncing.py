@@ -22,7 +22,8 @@ MOST_NAMED, MOST_CHARACTERS = 10, 1000  # ids of each kind that are reported, an
 
 def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter) -> None:
     """Raises as `memlm.indexing.sync.sync_index`, and NotFound for a datastore that is not there any more."""
-    read_manifest(task.path)
+    if not task.creates:
+        read_manifest(task.path)
     (documents,) = task.corpus
     source = UploadedFolder(documents, task.origin, reporter.problem)
     checkpoint = model if isinstance(model, Checkpoint) else _loaded(task, reporter)
