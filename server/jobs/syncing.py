@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlm.api.operations import SyncOutcome
+from memlm.api.operations import SYNC_KINDS, SyncOutcome
 from memlm.base.progress import DELETING, LOADING
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.build import finish_build
@@ -53,17 +54,8 @@ def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter
 
 def outcome_of(plan: SyncPlan) -> SyncOutcome:
     """The counts of a plan, and its first ids."""
-    return SyncOutcome(
-        num_added=len(plan.added),
-        num_replaced=len(plan.replaced),
-        num_deleted=len(plan.deleted),
-        num_kept=len(plan.kept),
-        num_unchanged=len(plan.unchanged),
-        added=_first(plan.added),
-        replaced=_first(plan.replaced),
-        deleted=_first(plan.deleted),
-        kept=_first(plan.kept),
-    )
+    done = plan.outcome
+    return replace(done, **{kind: _first(getattr(done, kind)) for kind in SYNC_KINDS})
 
 
 def _first(document_ids: Sequence[str]) -> tuple[str, ...]:

@@ -585,6 +585,21 @@ def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Gro
     command += ["--target", ground.server.address, "--check", "none"]
     printed = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
     assert printed == "added a.txt\nadded b.txt\nadded c.html\n3 documents, 0 of them unchanged\n"
+    planned = json.loads(
+        subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True, check=True).stdout
+    )
+    assert planned.pop("operation") == ground.client.operations.list()[0].name
+    assert planned == {
+        "added": ["a.txt", "b.txt", "c.html"],
+        "replaced": [],
+        "deleted": [],
+        "kept": [],
+        "unchanged": 0,
+        "num_added": 3,
+        "num_replaced": 0,
+        "num_deleted": 0,
+        "num_kept": 0,
+    }  # as in this process
     assert ground.ids() == set()
     with subprocess.Popen(
         [*command, "--watch"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
