@@ -13,7 +13,6 @@ from typing import NamedTuple
 MOST_CHARACTERS = 1 << 14  # of a block
 RULE, ENDS = "---", ("---", "...")
 
-_EMPTY_LINES = re.compile(r"(?:[ \t\r]*\n)*")
 _NAME = re.compile(r"(\w(?:[^:#\[\]{}\"']|:(?=\S)){0,99}):(?:[ \t]+(.*))?")
 
 
@@ -47,9 +46,12 @@ def size_of_front_matter(content: bytes, known: Collection[str]) -> int:
     begin = content.startswith(b" ")
     text = content[begin:].decode(errors="surrogateescape")
     found, end = front_matter_of(text)
-    if known_names := {name for name, _ in found} & set(known):
-        end = _EMPTY_LINES.match(text, end).end()
-    return begin + len(text[:end].encode(errors="surrogateescape")) if known_names and text[end:].strip() else 0
+    rest = text[end:]
+    if not rest.strip() or not {name for name, _ in found} & set(known):
+        return 0
+    empty = rest[: len(rest) - len(rest.lstrip(" \t\r\n"))]
+    end += empty.rfind("\n") + 1  # spaces before the text are of it
+    return begin + len(text[:end].encode(errors="surrogateescape"))
 
 
 def _block(text: str) -> tuple[list[str], int]:
