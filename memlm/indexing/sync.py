@@ -81,8 +81,8 @@ class SyncPlan:
     @property
     def outcome(self) -> SyncOutcome:
         """The counts, and all ids but those of unchanged documents."""
-        named = {kind: getattr(self, kind) for kind in SYNC_KINDS}
-        counts = {f"num_{kind}": len(ids) for kind, ids in named.items()}
+        named: dict[str, Any] = {kind: getattr(self, kind) for kind in SYNC_KINDS}
+        counts: dict[str, Any] = {f"num_{kind}": len(ids) for kind, ids in named.items()}
         return SyncOutcome(**counts, **named, num_unchanged=len(self.unchanged))
 
 

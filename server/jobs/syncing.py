@@ -55,7 +55,8 @@ def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter
 def outcome_of(plan: SyncPlan) -> SyncOutcome:
     """The counts of a plan, and its first ids."""
     done = plan.outcome
-    return replace(done, **{kind: _first(getattr(done, kind)) for kind in SYNC_KINDS})
+    named: dict[str, Any] = {kind: _first(getattr(done, kind)) for kind in SYNC_KINDS}
+    return replace(done, **named)
 
 
 def _first(document_ids: Sequence[str]) -> tuple[str, ...]:
