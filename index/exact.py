@@ -18,6 +18,7 @@ from memlm.index.threads import Rows, even_blocks, faiss_threads, rows_per_core,
 BLOCK_ROWS = 65_536  # processed at a time by all cores together
 SPARE = 8  # candidates beyond k, for near ties that rounding may swap
 DEEPEST = 1024  # candidates at most, where many keys are equal, as those at the start of each document
+ROUNDING = 2e-6  # of a squared norm, by which Faiss' products may err: 3e-7 at most was seen, of 16 to 8,192 numbers
 
 # Faiss 1.15 searches by matrix products from 128,000 queries times dimensions on, which suits dozens of cores. On two
 # cores, 128 queries take four times as long without products (facebookresearch/faiss pull request 5109).
@@ -71,16 +72,25 @@ def _nearest(
     Faiss' own order of equal ones depends on the number of queries, so a draft would change the neighbors.
     """
     depth, most = k + SPARE, min(len(keys_ND), max(DEEPEST, k + SPARE))
+    rounding_Q = rounding_of(queries_QD)
     while True:
         depth = min(depth, most)
         rows_QK = np.sort(faiss.knn(queries_QD, keys_ND, depth)[1], axis=1)
         distances_QK = exact_distances(queries_QD, keys_ND, rows_QK)
-        if depth == most or (np.partition(distances_QK, k - 1)[:, k - 1] < distances_QK.max(axis=1)).all():
+        far_Q = distances_QK.max(axis=1)
+        if depth == most or (np.partition(distances_QK, k - 1)[:, k - 1] + rounding_Q < far_Q).all():
             break  # nothing that was left out is as near as the k-th
         depth *= 4
     ids_QK = rows_QK + first
     found = Neighbors(distances_QK, ids_QK, values_N[ids_QK].astype(np.int64))
     return merge_nearest([Neighbors.none(len(queries_QD), k), found], k)
+
+
+def rounding_of(queries_QD: Float32[np.ndarray, "Q D"]) -> Float32[np.ndarray, " Q"]:
+    """By how much, in squared distance, an entry may be nearer than the nearest that exact search finds, where more
+    than `DEEPEST` entries are nearly equal.
+    """
+    return np.float32(ROUNDING) * np.einsum("qd,qd->q", queries_QD, queries_QD)
 
 
 def to_float32(keys_ND: Float[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from memlm.errors import Corrupt, Incompatible, InvalidInput, NotFound, check_range
+from memlm.index.exact import rounding_of
 from memlm.index.factory import FLAT, NO_INDEX
 from memlm.index.ivf import nlist_of
 from memlm.index.neighbors import Neighbors, merge_nearest
@@ -384,15 +385,16 @@ class Snapshot:
             segment.close()
 
     def _self_recall_failures(self) -> list[str]:
-        """The self-query test: in a sound index, a position is its own nearest neighbor, or as near as it. With lossy
-        codes, most positions must be among their nearest few. Without keys there is no test.
+        """The self-query test: in a sound index, a position is its own nearest neighbor, or as near as it, but for
+        rounding. With lossy codes, most positions must be among their nearest few. Without keys there is no test.
         """
         if not self.keyed.num_entries or not self.has_keys:
             return []
         ids = self.keyed.sample(SELF_QUERIES, 0)
         exact = self.distances == "exact"
-        nearest_Q = self.search(self.keys(ids), 1 if exact else SELF_K).distances_QK[:, 0]
-        lost = int((nearest_Q > 0).sum())
+        keys_QD = self.keys(ids)
+        nearest_Q = self.search(keys_QD, 1 if exact else SELF_K).distances_QK[:, 0]
+        lost = int((nearest_Q > rounding_of(keys_QD)).sum())
         if lost <= (0 if exact else MOST_LOST * len(ids)):
             return []
         return [f"{self.path}: {lost} of {len(ids)} stored positions do not find themselves; build the store anew"]

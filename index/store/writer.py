@@ -95,6 +95,7 @@ class StoreWriter:
         self._work = path / BUILDING
         self.base = held.enter_context(closing(Snapshot(path, manifest))) if manifest else None
         self._replaced: list[str] = []
+        self._document = ""
         self._replaces = False
         self._number = (reserved_segment(path, manifest) or next_segment(path, manifest)) if manifest else 1
         self.num_resumed_entries = self._recover()
@@ -219,6 +220,7 @@ class StoreWriter:
                 )
             self._replaced.append(document_id)
         self._segment.begin_document(document_id, title, metadata or {})
+        self._document = document_id
 
     def is_resumed(self, num_entries: int) -> bool:
         """Whether the next `num_entries` entries are on disk from the interrupted build."""
@@ -231,10 +233,7 @@ class StoreWriter:
         begin = self._segment.num_entries
         stored_N = self._resumed_values[begin : begin + len(values_N)]
         if not np.array_equal(stored_N, values_N):
-            raise Incompatible(
-                f"the corpus is not the one of the interrupted build in {self.path};"
-                f" give the same corpus, or remove {self._work} to start anew"
-            )
+            raise self._other_corpus(f"document {self._document!r} differs")
         self._segment.num_entries += len(values_N)
 
     def append(
@@ -412,9 +411,14 @@ class StoreWriter:
     def _nothing_to_commit(self) -> Exception:
         if not self._segment.num_entries and not self._segment.rows:
             return InvalidInput("there is no entry to commit; the corpus has no token", field="corpus")
+        return self._other_corpus("it ended before")
+
+    def _other_corpus(self, difference: str) -> Incompatible:
+        task = "addition to" if self._task == ADD else "build of"
         return Incompatible(
-            f"the corpus ended before the entries that the interrupted build left in {self.path};"
-            f" give the same corpus, or remove {self._work} to start anew"
+            f"the corpus is not the one of the interrupted {task} {self.path} ({difference}); with the files as they"
+            " were, the same command goes on; to begin anew with those of now, run it again after: rm -r"
+            f" {quote(str(self._work))}"
         )
 
 

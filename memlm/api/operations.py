@@ -25,6 +25,9 @@ class JobState(StrEnum):
     CANCELLED = "cancelled"
 
 
+SYNC_KINDS = ("added", "replaced", "deleted", "kept")  # of documents that a synchronization names
+
+
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
     """The work that a synchronization found at its beginning: the number of documents of each kind, and the first

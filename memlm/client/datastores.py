@@ -135,8 +135,8 @@ class Datastores:
     ) -> Operation:
         """Uploads the documents of files and folders on this machine, then starts to make a datastore the same: new
         documents are added, changed ones replaced, and those of an earlier call that are gone, deleted. All others
-        stay, as do those of files that cannot be read, and of folders without a file. The report has the number of
-        each kind, and the first ids.
+        stay, as do those of files that cannot be read, and of folders without a file. One that is not there is built.
+        The report has the number of each kind, and the first ids.
 
         Raises InvalidInput where there is no document, and then deletes nothing. The server knows the files and folders
         by their places on this machine, or by a `name`. A document that others brought is refused, or with `replace`

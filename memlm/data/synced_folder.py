@@ -119,7 +119,7 @@ class SyncedFolder:
         """The hash of a file or folder. Of a folder that is too deep for ways, that of the last one above in them."""
         before = "" if path in self._places else self._way_to(os.path.dirname(path))
         is_file = os.path.isfile(path) and not os.path.islink(path)
-        return before.rpartition("/")[2] if _is_full(before) and not is_file else self._hash(path)
+        return before.rpartition("/")[2] if is_full(before) and not is_file else self._hash(path)
 
     def _way(self, path: str) -> str:
         return self._hash(path) if path in self._places else f"{self._way_to(os.path.dirname(path))}/{self._hash(path)}"
@@ -135,7 +135,7 @@ class SyncedFolder:
             folder = above
         before = self._ways.get(folder, "")
         for each in reversed(unknown):
-            before = before if _is_full(before) else f"{before}/{self._hash(each)}".lstrip("/")
+            before = before if is_full(before) else f"{before}/{self._hash(each)}".lstrip("/")
             self._ways[each] = before
         return before
 
@@ -155,7 +155,7 @@ class SyncedFolder:
         self._corpus.on_document(file, document)
 
 
-def _is_full(way: str) -> bool:
+def is_full(way: str) -> bool:
     """Whether no folder is added to a way of folders."""
     return way.count("/") >= MAX_FOLDERS - 1
 

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from memlm.api.operations import SYNC_KINDS, SyncOutcome
 from memlm.base.progress import COMPARING, DELETING, Progress, silent
 from memlm.data.corpus import Corpus, Document, NoText
 from memlm.data.synced_folder import SyncedFolder, hash_of
@@ -76,6 +77,13 @@ class SyncPlan:
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
         return not (self.added or self.replaced or self.deleted)
+
+    @property
+    def outcome(self) -> SyncOutcome:
+        """The counts, and all ids but those of unchanged documents."""
+        named: dict[str, Any] = {kind: getattr(self, kind) for kind in SYNC_KINDS}
+        counts: dict[str, Any] = {f"num_{kind}": len(ids) for kind, ids in named.items()}
+        return SyncOutcome(**counts, **named, num_unchanged=len(self.unchanged))
 
 
 @dataclass(frozen=True, slots=True)

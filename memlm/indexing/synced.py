@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from memlm.base.files import write_atomic
-from memlm.data.synced_folder import hash_of
+from memlm.data.synced_folder import hash_of, is_full
 from memlm.errors import Corrupt
 from memlm.index.store.lock import commit_lock
 
@@ -190,7 +190,8 @@ def _unpacked(text: str, dtype: np.dtype[Any]) -> list[tuple[int, ...]]:
 def _decode_rows(packed: Mapping[str, str]) -> Rows:
     ways = [""]
     for folder, above in _unpacked(packed["folders"], _FOLDER):
-        ways.append(f"{ways[above]}/{_hex(folder)}".lstrip("/"))
+        # A file that was not written here may have deeper ones, whose ways grow as the square of their number.
+        ways.append(ways[above] if is_full(ways[above]) else f"{ways[above]}/{_hex(folder)}".lstrip("/"))
     rows: Rows = {}
     for id_, content, file, folder in _unpacked(packed["documents"], _ROW):
         hash_ = _hex(id_)

@@ -119,10 +119,13 @@ def _one_store(rights: Rights, caller: Principal, request: Any) -> Any:
 
 
 def _one_store_that_grows(rights: Rights, caller: Principal, request: AddDocumentsRequest) -> Any:
-    """For AddDocuments, which deletes documents too where it synchronizes."""
+    """For AddDocuments, which deletes documents where it synchronizes, and makes a datastore where there is none."""
     if request.sync:
         caller.check_right("DeleteDocuments")
-    return _one_store(rights, caller, request)
+    request = _one_store(rights, caller, request)
+    if request.sync and request.store is not None and request.store not in rights.stores.paths:
+        caller.check_right("BuildDatastore")
+    return request
 
 
 def _with_retrieval(rights: Rights, caller: Principal, request: Any) -> Any:

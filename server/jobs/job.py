@@ -14,7 +14,7 @@ from memlm.base.clock import Stamp
 from memlm.base.files import sign
 from memlm.errors import InternalError, MemlmError, NotFound
 from memlm.server.jobs.process import IndexWorker
-from memlm.server.jobs.worker import Progressed
+from memlm.server.jobs.worker import BUILD, Progressed
 from memlm.wire.status import CODES
 
 PREFIX = "operations/"
@@ -73,6 +73,11 @@ class Job:
     def name(self) -> str:
         """The name of the operation."""
         return PREFIX + self.id
+
+    @property
+    def creates(self) -> bool:
+        """Whether it makes a datastore in a folder of its own, which goes into service when there is text in it."""
+        return self.kind == BUILD or bool(self.request.get("creates"))
 
     @property
     def is_open(self) -> bool:

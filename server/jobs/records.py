@@ -94,7 +94,7 @@ class JobRecords:
         for job in self:
             if job.store != store or job is by:
                 continue
-            if job.is_open and job.kind == BUILD and not job.is_published:
+            if job.is_open and job.creates and not job.is_published:
                 job.deleted = sorted({*job.deleted, *document_ids})
                 await self.write(job)
             elif job.redact(document_ids):
@@ -147,7 +147,7 @@ class JobRecords:
             # An earlier server may have spelled the folder otherwise.
             if job.documents:
                 job.documents = str(folder / Path(job.documents).name)
-            if job.kind == BUILD:
+            if job.creates:
                 job.path = str(folder.parent / Path(job.path).name)
             self._jobs[job.id] = job
         kept = {Path(job.documents).stem for job in self._jobs.values() if job.is_open and job.documents}

@@ -37,7 +37,6 @@ from memlm.server.jobs.tasks import task_of
 from memlm.server.jobs.uploads import noted_deletions, remove_upload
 from memlm.server.jobs.worker import (
     ADD,
-    BUILD,
     DELETE,
     SYNC,
     Committed,
@@ -290,7 +289,9 @@ class JobRunner:
 
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
-        if job.kind != BUILD or self._stores.paths.get(job.store) == Path(job.path):
+        if job.creates and job.request.get("dry_run"):
+            return
+        if not job.creates or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
             if not job.is_published:
                 await self._delete_from_what_replaced(job)
@@ -311,7 +312,7 @@ class JobRunner:
         """Puts text in service whose keys are made next. What replaces a datastore waits for them: that one may have
         some.
         """
-        if job.kind == BUILD:
+        if job.creates:
             async with self.replacing:
                 await self._idle.wait()
                 if job.store in self._stores.paths or await self._records.deleted_meanwhile(job):
@@ -392,7 +393,7 @@ class JobRunner:
         """Removes the unfinished work of a job. Returns False if the job had committed, and stays. A job that has not
         begun may not touch the folder, which another writer may be using.
         """
-        if job.kind == BUILD and not job.is_published:
+        if job.creates and not job.is_published:
             await asyncio.to_thread(self._stores.discard, Path(job.path))
             return True
         try:

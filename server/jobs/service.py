@@ -92,22 +92,32 @@ class JobService:
                 retry_after_s=RETRY_AFTER_S,
             )
         if isinstance(request, BuildDatastoreRequest):
-            check_store_name(request.store)
             self._check_corpus(request.corpus)
             if request.glob is not None:
                 check_glob(request.glob)
-            self._stores.check_put(request.store, self._records.folder)
-            if request.replace:
-                return
-            if request.store in self._stores.paths or any(
-                job.is_open and job.kind == BUILD and job.store == request.store for job in self._records
-            ):
-                raise AlreadyExists(
-                    f"there is a datastore {request.store!r} already, or one is being built; ask for its replacement"
-                    " (replace), or choose another name"
-                )
+            self._check_new(request.store, replaces=request.replace)
+        elif self._creates(request):
+            self._check_new(str(request.store))
         else:
             self._stores.path_of(request.store)
+
+    def _check_new(self, store: str, *, replaces: bool = False) -> None:
+        check_store_name(store)
+        assert self._records.folder is not None  # `check` has seen to it
+        self._stores.check_put(store, self._records.folder)
+        if not replaces and (
+            store in self._stores.paths
+            or any(job.is_open and job.creates and job.store == store for job in self._records)
+        ):
+            raise AlreadyExists(
+                f"there is a datastore {store!r} already, or one is being built; wait for it, ask for its replacement"
+                " (replace), or choose another name"
+            )
+
+    def _creates(self, request: JobRequest) -> bool:
+        """Whether a request is a synchronization of a datastore that is not there, which makes it."""
+        named = isinstance(request, AddDocumentsRequest) and request.sync and request.store is not None
+        return bool(named) and request.store not in self._stores.paths
 
     @contextmanager
     def upload(self, caller: str, *, is_sync: bool = False) -> Iterator[Upload]:
@@ -232,24 +242,24 @@ class JobService:
         for path in corpus:
             if not is_under(Path(path), self._config.corpus_roots):
                 raise PermissionDenied(
-                    f"{path} is under none of the folders that this server may read from (--corpus-root); upload the"
-                    " documents instead"
+                    f"{path} is under none of the folders that this server may read from (--corpus-root); where they"
+                    " lie on another machine, `memlm index sync STORE FOLDER --target HOST:PORT` there uploads them"
                 )
             if not os.path.exists(path):  # Path's would raise for a name that is too long
                 raise NotFound(f"no file or folder at {path} on the server", kind="corpus", name=path)
 
     def _job_of(self, request: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:
-        id_ = token_hex(8)
+        id_, creates = token_hex(8), self._creates(request)
+        assert self._stores.folder is not None  # `check` has seen to it
+        new = self._stores.folder / f"{request.store}-{id_}"
         if isinstance(request, BuildDatastoreRequest):
-            assert self._stores.folder is not None  # `check` has seen to it
-            path = self._stores.folder / f"{request.store}-{id_}"
-            return Job(id_, owner, BUILD, request.store, str(path), asdict(request), digest, request.request_id)
-        name, path = self._stores.path_of(request.store)
+            return Job(id_, owner, BUILD, request.store, str(new), asdict(request), digest, request.request_id)
+        name, path = (str(request.store), new) if creates else self._stores.path_of(request.store)
         if isinstance(request, AddDocumentsRequest):
             kind, options = ADD, {"replace": request.replace, "check": request.check, "keys": request.keys}
             if request.sync:  # callers may have different folders of one name
                 kind, folder = SYNC, hash_of(f"{owner}\n{request.sync}")
-                options |= {"origin": folder, "dry_run": request.dry_run}
+                options |= {"origin": folder, "dry_run": request.dry_run, "creates": creates}
         else:
             kind, options = COMPACT, {"purge": request.purge, "check": request.check}
         documents = "" if upload is None else str(upload.path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlm.api.operations import SyncOutcome
+from memlm.api.operations import SYNC_KINDS, SyncOutcome
 from memlm.base.progress import DELETING, LOADING
 from memlm.index.store.manifest import read_manifest
 from memlm.indexing.build import finish_build
@@ -22,7 +23,8 @@ MOST_NAMED, MOST_CHARACTERS = 10, 1000  # ids of each kind that are reported, an
 
 def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter) -> None:
     """Raises as `memlm.indexing.sync.sync_index`, and NotFound for a datastore that is not there any more."""
-    read_manifest(task.path)
+    if not task.creates:
+        read_manifest(task.path)
     (documents,) = task.corpus
     source = UploadedFolder(documents, task.origin, reporter.problem)
     checkpoint = model if isinstance(model, Checkpoint) else _loaded(task, reporter)
@@ -52,17 +54,9 @@ def sync_upload(task: Task, model: Path | Checkpoint, reporter: ProgressReporter
 
 def outcome_of(plan: SyncPlan) -> SyncOutcome:
     """The counts of a plan, and its first ids."""
-    return SyncOutcome(
-        num_added=len(plan.added),
-        num_replaced=len(plan.replaced),
-        num_deleted=len(plan.deleted),
-        num_kept=len(plan.kept),
-        num_unchanged=len(plan.unchanged),
-        added=_first(plan.added),
-        replaced=_first(plan.replaced),
-        deleted=_first(plan.deleted),
-        kept=_first(plan.kept),
-    )
+    done = plan.outcome
+    named: dict[str, Any] = {kind: _first(getattr(done, kind)) for kind in SYNC_KINDS}
+    return replace(done, **named)
 
 
 def _first(document_ids: Sequence[str]) -> tuple[str, ...]:

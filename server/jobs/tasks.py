@@ -29,7 +29,7 @@ def task_of(job: Job, config: ServerConfig) -> Task:
     if job.kind == ADD:
         return Task(**common, corpus=(Path(job.documents),), replace=request["replace"], since=job.since)
     if job.kind == SYNC:
-        given = {name: request[name] for name in ("replace", "origin", "dry_run")}
+        given = {name: request[name] for name in ("replace", "origin", "dry_run")} | {"creates": job.creates}
         return Task(**common, corpus=(Path(job.documents),), **given)
     if job.kind == COMPACT:
         return Task(**common, purge=request.get("purge", False))

@@ -57,9 +57,9 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job as its process gets it. `origin` tells one synchronized folder from others. `since` is the newest segment
-    before an addition. `is_resumed` says that an earlier attempt may have begun, or even committed, and `is_published`
-    that its text is in service.
+    """A job as its process gets it. `origin` tells one synchronized folder from others, and `creates` that there may be
+    no datastore yet. `since` is the newest segment before an addition. `is_resumed` says that an earlier attempt may
+    have begun, or even committed, and `is_published` that its text is in service.
     """
 
     kind: str
@@ -79,6 +79,7 @@ class Task:
     keys: str = "auto"
     document_ids: tuple[str, ...] = ()
     origin: str = ""
+    creates: bool = False
     dry_run: bool = False
     since: int = 0
     is_resumed: bool = False
@@ -244,6 +245,7 @@ def _run(task: Task, reporter: ProgressReporter, checkpoint: Checkpoint | None =
     import torch
 
     from memlm.data.corpus import Corpus
+    from memlm.index.factory import NO_INDEX
     from memlm.index.store.datastore import Datastore
     from memlm.index.store.manifest import CURRENT
     from memlm.indexing.build import add_to_index, build_index, compact_index, finish_build, index_keys
@@ -282,6 +284,8 @@ def _run(task: Task, reporter: ProgressReporter, checkpoint: Checkpoint | None =
             build_index(model, corpus, task.path, on_text=reporter.committed, **common, **task.options)
         else:
             finish_build(task.path, model, **common)
+    if task.dry_run and not (task.path / CURRENT).exists():  # which a synchronization would make
+        return JobReport(task.store, 0, 0, 0, NO_INDEX, 0.0, time.monotonic() - begin_s)
     with Datastore.open(task.path) as store:
         snapshot = store.snapshot
         if snapshot.outgrown:

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memlm.data.corpus import Corpus
-from memlm.data.extract.front_matter import MOST_CHARACTERS, fields_of_markdown
+from memlm.data.extract.front_matter import fields_of_markdown
+from memlm.index.store.derived.front_matter import MOST_CHARACTERS
 from memlm.index.store.filters import begin_of, problems_of
 
 BLOCK = """---

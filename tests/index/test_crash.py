@@ -1,6 +1,7 @@
 """Kills, crashes and full disks: the last committed state stands, and the next run goes on."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crashes import crash_at_every_step, fill_disk_at_every_step
-from random_stores import DEFAULTS, IVF, Corpus, build, fill, spec
+from random_stores import DEFAULTS, IVF, Corpus, add, build, fill, spec
 
 from memlm.base import files as base_files
 from memlm.errors import Incompatible, StorageFull
@@ -89,14 +90,39 @@ def test_a_changed_corpus_is_refused_on_resume(corpus, tmp_path):
         fill(writer, corpus, stop_after=5)
     other = Corpus(1)
     other.values_N = other.values_N + 1
-    with StoreWriter.create(tmp_path / "s", spec()) as writer, pytest.raises(Incompatible, match="same corpus"):
+    with StoreWriter.create(tmp_path / "s", spec()) as writer, pytest.raises(Incompatible, match="'doc-0' differs"):
         fill(writer, other)
     with StoreWriter.create(tmp_path / "s", spec()) as writer:
         fill(writer, corpus, stop_after=2)
-        with pytest.raises(Incompatible, match="ended before"):
+        with pytest.raises(Incompatible, match="ended before") as caught:
             writer.commit(defaults=DEFAULTS)
     with pytest.raises(Incompatible, match="stride"):
         StoreWriter.create(tmp_path / "s", spec(stride=3))
+    run_advice(caught.value)
+    with StoreWriter.create(tmp_path / "s", spec()) as writer:
+        fill(writer, other)
+        store = writer.commit(defaults=DEFAULTS)
+    assert store.snapshot.tokens("doc-0").tolist() == other.values_N[: other.sizes[0]].tolist()
+
+
+def test_an_addition_of_a_changed_corpus_begins_anew_as_its_error_says(corpus, tmp_path):
+    build(tmp_path / "s", corpus, IVF).close()
+    add(tmp_path / "s", Corpus(2, prefix="new"), stop_after=5)
+    with (
+        StoreWriter.extend(tmp_path / "s", spec(IVF)) as writer,
+        pytest.raises(Incompatible, match=r"interrupted addition to .* differs") as caught,
+    ):
+        fill(writer, Corpus(3, prefix="new"))
+    run_advice(caught.value)
+    add(tmp_path / "s", Corpus(3, prefix="new"))
+    with Datastore.open(tmp_path / "s") as store:
+        assert store.snapshot.num_documents == 24
+        assert store.snapshot.tokens("new-0").tolist() == next(Corpus(3).blocks())[2].tolist()
+
+
+def run_advice(error: Exception) -> None:
+    """Runs the command at the end of a message."""
+    subprocess.run(shlex.split(str(error).rpartition("after: ")[2]), check=True)
 
 
 @pytest.mark.crash

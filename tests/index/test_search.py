@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_stores import DIM, Corpus
+from random_stores import DEFAULTS, DIM, Corpus, spec
 from reference import exact_search
 
 from memlm.errors import InvalidInput, NotFound
@@ -12,6 +12,8 @@ from memlm.index.arrays import RowSubset
 from memlm.index.ivf import resolve_index
 from memlm.index.neighbors import Neighbors, merge_nearest
 from memlm.index.store.manifest import ROW_BITS
+from memlm.index.store.segment import Segment
+from memlm.index.store.writer import StoreWriter
 
 INDEXES = ["Flat", "IVF4,SQfp16"]
 QUERIES_QD = np.random.default_rng(7).normal(size=(5, DIM)).astype(np.float32) * 3
@@ -225,3 +227,37 @@ def test_equal_keys_come_in_the_order_of_rows_however_many_queries_there_are(cop
     for number in range(40):
         alone = exact.exact_neighbors(queries_QD[number : number + 1], keys_ND, np.arange(2000), 8)
         assert alone.ids_QK.tolist() == together.ids_QK[number : number + 1].tolist()
+
+
+def nearly_equal_keys(count: int) -> np.ndarray:
+    """One key again and again, with a few of its numbers rounded otherwise: as of a text that was read in batches of
+    different shapes. Products of matrices cannot tell them apart.
+    """
+    rng = np.random.default_rng(4)
+    ulps_ND = rng.choice([0] * 20 + [1, -1], size=(count, 64)) * 2.0**-11
+    return ((rng.normal(size=64) * 4) * (1 + ulps_ND)).astype(np.float16)
+
+
+def test_nearly_equal_keys_find_the_same_however_many_queries_there_are():
+    keys_ND, values_N = nearly_equal_keys(300), np.arange(300)
+    together = exact.exact_neighbors(keys_ND.astype(np.float32), keys_ND, values_N, 3)
+    distances_QK, _ = exact_search(keys_ND, keys_ND, 3)
+    np.testing.assert_allclose(together.distances_QK, distances_QK, rtol=1e-5)
+    np.testing.assert_array_equal(together.distances_QK[:, 0], 0)
+    for number in range(0, 300, 30):
+        alone = exact.exact_neighbors(keys_ND[number : number + 1].astype(np.float32), keys_ND, values_N, 3)
+        assert alone.ids_QK.tolist() == together.ids_QK[number : number + 1].tolist()
+
+
+@pytest.mark.parametrize("copies", [300, 3000])  # below and above the candidates that are compared
+def test_a_store_of_nearly_equal_keys_is_sound_until_its_search_is_broken(tmp_path, monkeypatch, copies):
+    keys_ND = nearly_equal_keys(copies)
+    with StoreWriter.create(tmp_path / "s", spec("Flat", dim=64)) as writer:
+        for number in range(copies // 10):
+            writer.begin_document(f"doc-{number}")
+            writer.append(keys_ND[10 * number : 10 * number + 10].astype(np.float32), np.arange(10))
+        store = writer.commit(defaults=DEFAULTS)
+    assert store.snapshot.verify() == []
+    search = Segment.search
+    monkeypatch.setattr(Segment, "search", lambda s, queries, *others: search(s, queries * 1.02, *others))
+    assert "do not find themselves" in store.snapshot.verify()[0]

@@ -1,6 +1,7 @@
 """Passages begin where the text does: as the plain rules say, in any window, for tokens that hold any bytes."""
 
 import random
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -35,12 +36,12 @@ class Tokens:
     def decode_bytes(self, ids: list[int]) -> bytes:
         return b"".join(self._vocabulary[each] for each in ids)
 
-    def cuts(self, limit: int, *, markdown: bool) -> list[Cut]:
-        return list(Cutter(self.decode_bytes, limit).cuts(self.ids_T, markdown=markdown))
+    def cuts(self, limit: int, *, markdown: bool, fields: Collection[str] = ()) -> list[Cut]:
+        return list(Cutter(self.decode_bytes, limit).cuts(self.ids_T, markdown=markdown, fields=fields))
 
-    def texts(self, limit: int, *, markdown: bool = True) -> list[str]:
+    def texts(self, limit: int, *, markdown: bool = True, fields: Collection[str] = ()) -> list[str]:
         bounds, content = np.cumsum([0, *map(len, self.pieces)]), b"".join(self.pieces)
-        begins = [int(bounds[cut.row]) + cut.skip for cut in self.cuts(limit, markdown=markdown)]
+        begins = [int(bounds[cut.row]) + cut.skip for cut in self.cuts(limit, markdown=markdown, fields=fields)]
         return [content[begin:end].decode() for begin, end in zip(begins, [*begins[1:], len(content)], strict=True)]
 
 
@@ -79,6 +80,43 @@ def test_passages_hold_the_whole_text_in_whole_characters_and_few_tokens(lengths
     assert sizes.max() <= 61  # with the token that two passages share
     assert sizes.min() >= 0
     assert tokens_of("").cuts(60, markdown=True) == []
+
+
+FRONT = "---\ntitle: Wörter\ntags:\n  - one\n---\n\n"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_front_matter_is_in_no_passage_and_the_rest_is_cut_as_if_it_were_not_there(seed, monkeypatch):
+    rng = random.Random(seed)
+    body = "".join(rng.choice(FRAGMENTS) for _ in range(rng.choice([3, 20, 80]))).strip() + "."
+    front = rng.choice(["", " ", "\ufeff"]) + FRONT
+    bytewise, alone = tokens_of(front + body, (1,)), tokens_of(body, (1,))
+    skipped, lines = len(front.encode()), front.count("\n")
+    expected = [
+        cut._replace(row=cut.row + skipped, line_ends=cut.line_ends + lines) for cut in alone.cuts(40, markdown=True)
+    ]
+    monkeypatch.setattr(text_cuts, "WINDOW_TOKENS", rng.choice([1, 1 << 16]))
+    assert bytewise.cuts(40, markdown=True, fields={"title"}) == expected
+    for lengths in ((2, 3, 5), (64,)):  # one token holds the end of one and the begin of the other
+        assert "".join(tokens_of(front + body, lengths).texts(60, fields={"title"})) == body
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\nauthor: Ann\n---\n\nThe text.",  # nobody has read it
+        "---\nA text\n---\ntitle: between two rules.",
+        "---\ntitle: no end\n\nThe text.",
+        "----\ntitle: another rule\n----\n\nThe text.",
+        "---\ntitle: all that there is\n---\n \n",
+        "text\n---\ntitle: not at the begin\n---\ntext",
+        "---\n" + "title: x\n" * 9000 + "---\ntext",
+    ],
+)
+def test_other_text_between_rules_stays_in_passages(text):
+    tokens = tokens_of(text)
+    assert "".join(tokens.texts(60, fields={"title"})) == text
+    assert tokens.cuts(60, markdown=True, fields={"title"}) == tokens.cuts(60, markdown=True)
 
 
 def test_headings_lead_passages_and_stand_above_those_that_follow():

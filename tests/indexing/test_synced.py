@@ -1,23 +1,28 @@
 """What a datastore remembers of synchronizations, and the documents of others."""
 
+import base64
 import json
 import random
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from synced_folders import killed_at, make_docs, put, synced, texts_in
 
 from memlm.data.corpus import Corpus, Document
-from memlm.data.synced_folder import SyncedFolder, hash_of
+from memlm.data.synced_folder import MAX_FOLDERS, SyncedFolder, hash_of
 from memlm.errors import AlreadyExists, Corrupt
 from memlm.index.store.datastore import Datastore
 from memlm.indexing import sync as sync_module
 from memlm.indexing.build import build_index
 from memlm.indexing.sync import SyncPlan, plan_sync, sync_index
-from memlm.indexing.synced import SYNCED
+from memlm.indexing.synced import SYNCED, Memory
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
+
+DOCUMENT = [("id", "<u8"), ("content", "<u8"), ("file", "<u8"), ("folder", "<u4")]  # of a row in the file
 
 
 @pytest.fixture(scope="module")
@@ -253,3 +258,26 @@ def test_a_damaged_memory_is_named(checkpoint, docs, tmp_path, damage):
     (store / SYNCED).write_text(json.dumps(memory))
     with pytest.raises(Corrupt, match="remove it"):
         synced(checkpoint, store, docs)
+
+
+def test_what_a_memory_takes_is_bounded_by_its_file(checkpoint, docs, tmp_path):
+    """Here each folder lies in the one before, and in the file its row takes sixteen bytes."""
+    store = tmp_path / "store"
+    synced(checkpoint, store, docs)
+    memory = json.loads((store / SYNCED).read_text())
+    (rows,) = memory["synced"].values()
+    chain = np.zeros(2000, [("hash", "<u8"), ("above", "<u4")])
+    chain["hash"], chain["above"] = np.arange(2000) + 1, np.arange(2000)
+    rows["folders"] = base64.b64encode(chain.tobytes()).decode()
+    documents = np.frombuffer(base64.b64decode(rows["documents"]), DOCUMENT).copy()
+    documents["folder"] = 2000
+    rows["documents"] = base64.b64encode(documents.tobytes()).decode()
+    (store / SYNCED).write_text(json.dumps(memory))
+    tracemalloc.start()
+    found = Memory.read(store, SyncedFolder(Corpus([docs])).origin)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20  # 35 MB where each folder has its whole way
+    assert {row.folder for rows in found.own.values() for row in rows} == {
+        "/".join(f"{number:016x}" for number in range(1, MAX_FOLDERS + 1))
+    }

@@ -57,6 +57,16 @@ def test_a_passage_has_the_headings_above_it(found):
     assert passage.headings == ()
 
 
+def test_front_matter_is_in_no_passage_and_lines_count_it(found, tmp_path):
+    (tmp_path / "leave.md").write_text("---\ntitle: Okapi\ntags: [zebra, gnu]\n---\n\nTen days of leave.\n")
+    (document,) = Corpus([tmp_path / "leave.md"])
+    (passage,) = found(document, Document("other.txt", "Of a horse."), question="okapi")
+    assert (passage.title, passage.text, passage.place) == ("Okapi", "Ten days of leave.", "leave.md:6")
+    assert found(document, question="zebra") == ()
+    unread = Document("note.md", document.text)  # whose fields are its text only
+    assert found(unread, question="zebra")[0].first_line == 1
+
+
 def test_a_title_and_headings_are_searched_with_the_text_below(found):
     documents = Document("a.md", GUIDE.replace("zebra", "horse"), title="Okapi"), Document("b.md", "A branch.")
     (passage,) = found(*documents, question="creating", k=1)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from memlm.base.steps import run_steps
 from memlm.cli.app import app
-from memlm.data.corpus import Corpus
+from memlm.data.corpus import Corpus, Document
 from memlm.errors import Incompatible, InvalidInput
 from memlm.index.store.compaction import compact
 from memlm.index.store.datastore import Datastore
@@ -222,6 +222,64 @@ def whole(vectors: SegmentVectors) -> np.ndarray:
         pass
     assert vectors.is_complete
     return np.array(vectors.vectors_PD)
+
+
+def copied(tmp_path: Path, model_folder: Path) -> Path:
+    """A datastore of texts that stand there under one to three names and two titles, and as Markdown and plain text."""
+    rng, documents = np.random.default_rng(5), list[Document]()
+    for number in range(12):
+        lines = (" ".join(rng.choice(["memory", "gateway", "listens", "page"], 30)) for _ in range(4))
+        text = f"# Part {number}\n\n" + "\n\n".join(lines)
+        names = [f"{number}.md", f"{number}.md-copy.md", f"{number}.txt", f"{number}.md-third.md"]
+        titles = ["one", "one", "one", "another"]
+        documents += [Document(name, text, title) for name, title in zip(names, titles, strict=True)]
+    documents = [documents[place] for place in rng.permutation(len(documents))]
+    build_index(model_folder, documents, tmp_path / "copied", keys="none")
+    return tmp_path / "copied"
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 1000])
+def test_vectors_of_equal_texts_are_copied_and_equal_those_that_are_made(
+    tmp_path, model_folder, tokenizer, bert, at_once, monkeypatch
+):
+    store, encoder, read = copied(tmp_path, model_folder), load_encoder(bert), list[str]()
+    vectors = type(encoder).vectors
+    monkeypatch.setattr(type(encoder), "vectors", lambda e, texts: read.extend(texts) or vectors(e, texts))
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        places = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        while not places.is_complete:
+            places.build()
+        made = SegmentVectors(store, segment, places, encoder)
+        for _ in range(3):
+            made.build(at_once)
+        made = SegmentVectors(store, segment, places, encoder)  # goes on after a kill
+        while made.build(at_once):
+            pass
+        texts = places.searched_texts(range(len(places)))
+        kinds = [(each.id.split("-")[0], each.title) for each in segment.documents]  # of equal text
+        firsts = {kinds.index(kind) for kind in kinds}
+        assert sorted(read) == sorted(texts[n] for n, row in enumerate(places.documents_P.tolist()) if row in firsts)
+    assert len(firsts) == 36 < len(kinds)
+    expected_PD = np.concatenate([vectors(encoder, [text]) for text in texts])
+    if at_once == 1:  # the same company, so the same bytes
+        assert made.vectors_PD.tobytes() == expected_PD.tobytes()
+    np.testing.assert_allclose(made.vectors_PD, expected_PD, atol=1e-6)
+
+
+def test_documents_of_one_text_that_are_cut_in_two_ways_have_their_own_vectors(tmp_path, model_folder, tokenizer, bert):
+    body = "\n\n".join(f"# Part {number}\n\n" + "memory gateway " * (number + 3) for number in range(9))
+    text, store, encoder = f"---\ntags: one\n---\n{body}", tmp_path / "s", load_encoder(bert)
+    documents = [Document("a.md", text, "t"), Document("b.md", text, "t", {"tags": "one"})]  # whose fields are in none
+    build_index(model_folder, documents, store, keys="none")
+    make_vectors(store, tokenizer, encoder)
+    with Datastore.open(store) as datastore:
+        (segment,) = datastore.snapshot.segments
+        places = SegmentCuts(store, segment, tokenizer.decode_bytes)
+        made_PD = np.array(SegmentVectors(store, segment, places, encoder).vectors_PD)
+        texts, firsts = places.searched_texts(range(len(places))), int((places.documents_P == 0).sum())
+    assert texts[firsts] not in (texts[0], texts[firsts - 1])
+    np.testing.assert_allclose(made_PD, encoder.vectors(texts), atol=1e-6)
 
 
 def test_a_maker_goes_on_behind_the_last_whole_vector(store, making):

@@ -414,6 +414,63 @@ def test_a_cancelled_one_leaves_things_as_they_were(ground: Ground, phase: str) 
     assert ground.sync().num_added == 12
 
 
+def folders_of(stores: Path, name: str) -> list[Path]:
+    return [path for path in stores.glob(f"{name}-*") if not path.name.endswith(".removed")]
+
+
+def test_a_datastore_that_is_not_there_is_made_of_the_folder_and_served(ground: Ground) -> None:
+    datastores, expected = ground.client.datastores, SyncOutcome(num_added=3, added=("a.txt", "b.txt", "c.html"))
+    (ground.docs / "a.txt").write_text("the zyzzyva quagga of the folder")
+    report = datastores.sync("new", ground.docs, dry_run=True).result(PATIENCE_S)
+    assert (report.sync, report.num_documents) == (expected, 0)
+    assert not folders_of(ground.stores, "new")
+    with pytest.raises(NotFound):
+        datastores.get("new")
+    assert datastores.sync("new", ground.docs, check="none").result(PATIENCE_S).sync == expected
+    assert datastores.get("new").num_documents == 3
+    assert [each.document_id for each in ground.client.search("new", "zyzzyva quagga", by="words")] == ["a.txt"]
+    (ground.docs / "a.txt").unlink()
+    outcome = datastores.sync("new", ground.docs, check="none").result(PATIENCE_S).sync
+    assert outcome == SyncOutcome(num_deleted=1, num_unchanged=2, deleted=("a.txt",))
+    assert len(folders_of(ground.stores, "new")) == 1
+    datastores.unload("new")
+
+
+@pytest.mark.parametrize("who", ["index worker", "server"])
+def test_the_making_of_a_datastore_goes_on_after_a_kill(
+    tmp_path: Path, model_folder: Path, corpus_folder: Path, who: str
+) -> None:
+    docs = large(make_docs(tmp_path))
+    with serve(tmp_path, model_folder, corpus_folder) as server, Client(server.address) as client:
+        ground = Ground(server, client, docs, tmp_path / "stores", tmp_path / "halts")
+        job, pid = ground.halt(lambda: client.datastores.sync("new", docs, check="none"))
+        with pytest.raises(AlreadyExists, match="is being built"):
+            client.datastores.sync("new", docs)
+        with pytest.raises(AlreadyExists, match="is being built"):
+            client.datastores.build("new", str(corpus_folder / OWN))
+        if who == "server":
+            server.process.kill()
+            server.process.wait(PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        if who == "index worker":
+            assert job.result(PATIENCE_S).sync.num_added == 15
+    with serve(tmp_path, model_folder, corpus_folder) as server, Client(server.address) as client:
+        assert client.operations.open(job.name).result(PATIENCE_S).sync == SyncOutcome(num_added=15)
+        assert client.datastores.get("new").num_documents == 15
+        assert client.datastores.sync("new", docs).result(PATIENCE_S).sync == SyncOutcome(num_unchanged=15)
+        assert len(folders_of(tmp_path / "stores", "new")) == 1
+
+
+def test_a_datastore_whose_making_is_cancelled_leaves_nothing(ground: Ground) -> None:
+    job, _ = ground.halt(lambda: ground.client.datastores.sync("other", large(ground.docs), check="none"))
+    job.cancel()
+    with pytest.raises(Cancelled):
+        job.result(PATIENCE_S)
+    assert not folders_of(ground.stores, "other")
+    with pytest.raises(NotFound):
+        ground.client.datastores.get("other")
+
+
 def test_a_deleted_document_is_in_no_answer_and_no_record(ground: Ground) -> None:
     words = "zyzzyva quagga"
     (ground.docs / "secret.txt").write_text(f"the {words} of the folder")
@@ -434,10 +491,16 @@ def test_a_deleted_document_is_in_no_answer_and_no_record(ground: Ground) -> Non
 def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, corpus_folder: Path) -> None:
     """Two machines may have different folders under one path, and each caller may name its own `manual`."""
     tokens = tmp_path / "tokens.toml"
-    names = ("ann", "bob", "eve")
-    tokens.write_text("".join(f"[[token]]\nname = '{name}'\nsecret = '{name * 20}'\n" for name in names))
-    with tokens.open("a") as file:  # eve's
-        file.write('calls = ["AddDocuments", "GetOperation", "WaitOperation"]\n')
+    names = ("ann", "bob", "dan", "eve")
+    calls = {name: ["AddDocuments", "GetOperation", "WaitOperation"] for name in ("dan", "eve")}
+    calls["dan"].append("DeleteDocuments")
+    tokens.write_text(
+        "".join(
+            f"[[token]]\nname = '{name}'\nsecret = '{name * 20}'\n"
+            + (f"calls = {json.dumps(calls[name])}\n" if name in calls else "")
+            for name in names
+        )
+    )
     tokens.chmod(0o600)
     docs, other = make_docs(tmp_path), tmp_path / "other"
     other.mkdir()
@@ -446,6 +509,7 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
         serve(tmp_path, model_folder, corpus_folder, "--auth-file", str(tokens)) as server,
         Client(server.address, token="ann" * 20) as ann,
         Client(server.address, token="bob" * 20) as bob,
+        Client(server.address, token="dan" * 20) as dan,
         Client(server.address, token="eve" * 20) as eve,
     ):
         ann.datastores.build("docs", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
@@ -458,6 +522,10 @@ def test_callers_have_folders_of_their_own(tmp_path: Path, model_folder: Path, c
         with pytest.raises(PermissionDenied, match="may not call DeleteDocuments"):
             eve.datastores.sync("docs", other, name="manual", check="none")
         eve.datastores.add("docs", [NewDocument("e", "a text")], check="none").result(PATIENCE_S)
+        with pytest.raises(PermissionDenied, match="may not call BuildDatastore"):
+            dan.datastores.sync("new", other, check="none")
+        assert dan.datastores.sync("docs", other, name="manual", check="none").result(PATIENCE_S).sync.num_added == 0
+        assert {store.name for store in ann.datastores.list()} == {"docs"}
 
 
 class Handshake:
@@ -506,8 +574,8 @@ async def test_the_loop_goes_on_while_an_awaited_upload_reads(ground: Ground) ->
             handshake.count = 0
             await (await client.datastores.sync("docs", corpus, check="none")).result(PATIENCE_S)
             assert handshake.count >= most
-        with pytest.raises(NotFound):
-            await client.datastores.sync("nowhere", read, check="none")
+        with pytest.raises(InvalidInput, match="no where"):
+            await client.datastores.sync("no where", read, check="none")
     assert ground.ids() == {"a.txt", "b.txt", "c.html", *(f"awaited-{number}" for number in range(3))}
     wait_until(lambda: not any(thread.name.startswith("upload") for thread in threading.enumerate()))
 
@@ -517,6 +585,21 @@ def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Gro
     command += ["--target", ground.server.address, "--check", "none"]
     printed = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
     assert printed == "added a.txt\nadded b.txt\nadded c.html\n3 documents, 0 of them unchanged\n"
+    planned = json.loads(
+        subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True, check=True).stdout
+    )
+    assert planned.pop("operation") == ground.client.operations.list()[0].name
+    assert planned == {
+        "added": ["a.txt", "b.txt", "c.html"],
+        "replaced": [],
+        "deleted": [],
+        "kept": [],
+        "unchanged": 0,
+        "num_added": 3,
+        "num_replaced": 0,
+        "num_deleted": 0,
+        "num_kept": 0,
+    }  # as in this process
     assert ground.ids() == set()
     with subprocess.Popen(
         [*command, "--watch"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from memlm.base.passage_texts import PASSAGE_TOKENS, lines_above
+from memlm.base.passage_texts import PASSAGE_TOKENS, format_of, lines_above
 from memlm.errors import Corrupt
 from memlm.index.store.derived.tables import DerivedTables
 from memlm.index.store.derived.text_blocks import is_markdown
 from memlm.index.store.derived.text_cuts import Cut, Cutter, DecodeBytes
+from memlm.index.store.filters import TITLE
 from memlm.index.store.manifest import CUTS
 from memlm.index.store.segment import Segment
 
-FORMAT = "1"  # of the places, by which what is made of them is named
+FORMAT = "2"  # of the places, by which what is made of them is named
 TABLES = "3"  # the format of the tables
 LIMIT_TOKENS = PASSAGE_TOKENS
 PIECE_TOKENS, PIECES_AT_ONCE = 1 << 16, 4  # a fifth of a second
@@ -35,8 +36,8 @@ DOCUMENTS_AT_ONCE = 256
 class SegmentCuts(DerivedTables[range]):
     """The passages of one segment, numbered in the order of its documents, deleted ones too.
 
-    Each takes the rows from its begin to the next one's, so the passages of a document hold all of its text. `len` and
-    all other methods are for cuts that are complete.
+    Each takes the rows from its begin to the next one's, so the passages of a document hold all of its text but front
+    matter, which is read as title and metadata. `len` and all other methods are for cuts that are complete.
     """
 
     def __init__(self, store: Path, segment: Segment, decode_bytes: DecodeBytes) -> None:
@@ -180,5 +181,8 @@ def _cuts_of(segment: Segment, cutter: Cutter) -> Iterator[Cut]:
         documents = range(begin, min(begin + DOCUMENTS_AT_ONCE, len(starts) - 1))
         for row, document in sorted(segment.documents.at_each(documents).items()):
             tokens_T = segment.values_N[starts[row] : starts[row + 1]]
-            for cut in cutter.cuts(tokens_T, markdown=is_markdown(document.id, document.metadata)):
+            markdown = is_markdown(document.id, document.metadata)
+            is_plain = markdown and not format_of(document.metadata)
+            fields = {*document.metadata, *([TITLE] if document.title else [])} if is_plain else ()
+            for cut in cutter.cuts(tokens_T, markdown=markdown, fields=fields):
                 yield cut._replace(row=starts[row] + cut.row)

@@ -11,16 +11,18 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from memlm.base.files import create, storage, sync
 from memlm.errors import MemlmError
 from memlm.index.store.derived.cuts import SegmentCuts
 from memlm.index.store.derived.files import DerivedFile
+from memlm.index.store.derived.twins import twins_of
 from memlm.index.store.manifest import VECTORS
 from memlm.index.store.segment import VALUES, Segment
 
@@ -50,7 +52,7 @@ class SegmentVectors:
     """
 
     def __init__(self, store: Path, segment: Segment, cuts: SegmentCuts, encoder: PassageEncoder) -> None:
-        self._encoder, self._cuts = encoder, cuts
+        self._encoder, self._cuts, self._segment = encoder, cuts, segment
         self._file = DerivedFile(store, segment, VECTORS)
         checksum = segment.record.files[VALUES].checksum
         identity = f"memlm vectors {FORMAT} float32 {encoder.dim} {cuts.form} {encoder.fingerprint} {checksum}"
@@ -90,7 +92,7 @@ class SegmentVectors:
                         return file is not None and self._append(file, at_once)
                 except (MemlmError, OSError):  # of a folder that cannot be written, or a full disk
                     self._in_ram = np.array(self._read())
-            self._in_ram = np.concatenate([self._in_ram, self._made(len(self._in_ram), at_once)])
+            self._in_ram = np.concatenate([self._in_ram, self._made(self._in_ram, at_once)])
             return True
 
     def _append(self, file: BinaryIO, at_once: int) -> bool:
@@ -98,15 +100,35 @@ class SegmentVectors:
         whole = len(written_PD)
         while whole and abs(np.linalg.norm(written_PD[whole - 1]) - 1) > LENGTH_TOLERANCE:
             whole -= 1  # a crash left it unwritten
-        vectors_PD = self._made(whole, at_once)
+        vectors_PD = self._made(written_PD[:whole], at_once)
         file.seek(HEADER_BYTES + written_PD[:whole].nbytes)
         file.write(vectors_PD.astype("<f4").tobytes())
         file.flush()
         sync(file.fileno())
         return True
 
-    def _made(self, first: int, at_once: int) -> Float32[np.ndarray, "P D"]:
-        return self._encoder.vectors(self._cuts.searched_texts(range(first, min(first + at_once, len(self)))))
+    def _made(self, known_PD: Float32[np.ndarray, "P D"], at_once: int) -> Float32[np.ndarray, "n D"]:
+        """The vectors of the next n passages. That of a text that has one is copied."""
+        first, end = len(known_PD), min(len(known_PD) + at_once, len(self))
+        texts = self._cuts.searched_texts(range(first, end))
+        twins = [self._twin_of(first + number, text) for number, text in enumerate(texts)]
+        new = [number for number, twin in enumerate(twins) if twin < 0]
+        vectors_nD = np.empty((len(texts), self._encoder.dim), np.float32)
+        if new:
+            vectors_nD[new] = self._encoder.vectors([texts[number] for number in new])
+        for number, twin in enumerate(twins):
+            if twin >= 0:  # of these very passages, or of those before
+                vectors_nD[number] = vectors_nD[twin - first] if twin >= first else known_PD[twin]
+        return vectors_nD
+
+    def _twin_of(self, passage: int, text: str) -> int:
+        """An earlier passage with the same text, -1 if none is known."""
+        twin = int(self._twins_P[passage])
+        return twin if twin >= 0 and self._cuts.searched_texts(range(twin, twin + 1)) == [text] else -1
+
+    @cached_property
+    def _twins_P(self) -> Int64[np.ndarray, " P"]:
+        return twins_of(self._segment, self._cuts)
 
     @contextmanager
     def _growing(self) -> Iterator[BinaryIO | None]:

@@ -12,12 +12,17 @@ Bytes are read, which every tokenizer has, and a window of tokens at a time, so 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
+from memlm.index.store.derived.front_matter import (
+    MOST_CHARACTERS,
+    may_begin_front_matter,
+    size_of_front_matter,
+)
 from memlm.index.store.derived.text_blocks import CODE, blocks_of
 
 DecodeBytes: TypeAlias = Callable[[list[int]], bytes]
@@ -25,6 +30,7 @@ Path: TypeAlias = tuple[tuple[int, str], ...]  # the level and the title of each
 
 WINDOW_TOKENS = 1 << 16
 TOKENS_BEFORE = 16  # of a window, which tell whether it begins a line
+FIRST_TOKENS = 8  # have the sign of front matter
 HEADING_TOKENS = 512  # at most, with a line below
 _CODE_LINE = re.compile(rb" {4}|\t|[ \t]*\|")
 _STOPS = "|".join("。！？｡।॥؟۔")  # behind which no space has to follow
@@ -72,13 +78,25 @@ class Cutter:
         self._decode_bytes, self._lengths_of, self._limit = decode_bytes, TokenLengths(decode_bytes), limit
         self._ahead = 3 * limit + HEADING_TOKENS  # decide where a passage ends
 
-    def cuts(self, tokens_T: Int64[np.ndarray, " T"], *, markdown: bool) -> Iterator[Cut]:
-        """Yields where the passages of a document begin, in order, the first one at its first token. A document
-        without tokens has none. Any integers will do as tokens, also of a mapped file.
+    def cuts(self, tokens_T: Int64[np.ndarray, " T"], *, markdown: bool, fields: Collection[str] = ()) -> Iterator[Cut]:
+        """Yields where the passages of a document begin, in order, the first one at its first token, or behind front
+        matter with one of some `fields`. A document without tokens has none. Any integers will do as tokens, also of a
+        mapped file.
         """
-        place: _Place | None = _Place(0, 0, (), b"", 0, 0) if len(tokens_T) else None
+        place = self._begin(tokens_T, fields) if len(tokens_T) else None
         while place is not None:
             place = yield from self._window(tokens_T, place, markdown=markdown).cuts()
+
+    def _begin(self, tokens_T: Int64[np.ndarray, " T"], fields: Collection[str]) -> _Place:
+        head_T = tokens_T[: 4 * MOST_CHARACTERS]  # which has as many bytes at least, and so the block
+        may_have = fields and may_begin_front_matter(self._decode_bytes(head_T[:FIRST_TOKENS].tolist()))
+        content = self._decode_bytes(head_T.tolist()) if may_have else b""
+        if not (size := size_of_front_matter(content, fields)):
+            return _Place(0, 0, (), b"", 0, 0)
+        ends_T = self._lengths_of(head_T).cumsum()
+        row = int(np.searchsorted(ends_T, size, side="right"))
+        skip = size - int(ends_T[row - 1]) if row else size
+        return _Place(row, skip, (), b"", content.count(b"\n", 0, size), content.count(b"\f", 0, size))
 
     def _window(self, tokens_T: Int64[np.ndarray, " T"], place: _Place, *, markdown: bool) -> _Window:
         first = max(0, place.row - TOKENS_BEFORE)

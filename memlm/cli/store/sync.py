@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from memlm.api.datastores import CHECKS
+from memlm.api.operations import SYNC_KINDS, SyncOutcome
 from memlm.api.params import SERVER
 from memlm.base.figures import counted
 from memlm.base.printable import one_line
 from memlm.base.progress import LOADING
-from memlm.cli.served.operations import follow_to_end, operation_json
+from memlm.cli.served.operations import follow_to_end
 from memlm.cli.terminal import options
 from memlm.cli.terminal.connection import UPLOAD_S, Target, client_of, is_served, model_of
 from memlm.cli.terminal.console import ConsoleProgress, emit_json, err, out
@@ -33,9 +34,7 @@ from memlm.errors import (
 )
 
 if TYPE_CHECKING:
-    from memlm.api.operations import OperationInfo
     from memlm.data.corpus import Corpus
-    from memlm.indexing.sync import SyncPlan
 
 SHOWN = 10  # documents of each kind
 WATCH_S, LATEST_S = 2.0, 10.0  # between two looks at the files, and until a change is taken in any case
@@ -94,7 +93,9 @@ def _sync_on_server(
     with client_of(target, UPLOAD_S) as client:
 
         def sync_once() -> None:
-            _print_outcome(follow_to_end(client.datastores.sync(store, documents, **settings)), json=json)
+            info = follow_to_end(client.datastores.sync(store, documents, **settings))
+            if done := info.outcome().sync:
+                _print(done, json=json, operation=info.name)
 
         at_each_change(documents, sync_once, watch=watch)
 
@@ -125,7 +126,7 @@ def _sync_here(
                 with ConsoleProgress() as progress:
                     done = sync_index(checkpoint, documents, store, progress=progress, plan=plan, **settings)
                 plan = done.plan
-            _print(plan, json=json)
+            _print(plan.outcome, json=json)
 
         at_each_change(documents, sync_once, watch=watch)
 
@@ -174,24 +175,20 @@ def _look_at(corpus: Corpus) -> _Look:
         return str(error)
 
 
-def _print(plan: SyncPlan, *, json: bool) -> None:
-    kinds = {"added": plan.added, "replaced": plan.replaced, "deleted": plan.deleted, "kept": plan.kept}
+def _print(done: SyncOutcome, *, json: bool, operation: str | None = None) -> None:
+    """Prints the outcome, of which a server names the first documents of each kind and has an `operation`."""
+    named = {kind: getattr(done, kind) for kind in SYNC_KINDS}
+    counts = {kind: getattr(done, f"num_{kind}") for kind in SYNC_KINDS}
     if json:
-        emit_json({**kinds, "unchanged": len(plan.unchanged)})
+        numbers = {f"num_{kind}": count for kind, count in counts.items()}
+        emit_json(
+            {**named, "unchanged": done.num_unchanged, **numbers, **({"operation": operation} if operation else {})}
+        )
         return
-    for kind, ids in kinds.items():
-        _print_kind(kind, ids[:SHOWN], len(ids))
-    _print_total(len(plan.added), len(plan.replaced), len(plan.unchanged))
-
-
-def _print_outcome(info: OperationInfo, *, json: bool) -> None:
-    """Prints the outcome at a server, as a synchronization in this process does."""
-    if json:
-        emit_json(operation_json(info))
-    elif done := info.outcome().sync:
-        for kind in ("added", "replaced", "deleted", "kept"):
-            _print_kind(kind, getattr(done, kind), getattr(done, f"num_{kind}"))
-        _print_total(done.num_added, done.num_replaced, done.num_unchanged)
+    for kind, ids in named.items():
+        _print_kind(kind, ids[:SHOWN], counts[kind])
+    total = done.num_added + done.num_replaced + done.num_unchanged
+    out.print(f"{counted(total, 'document')}, {done.num_unchanged:,} of them unchanged")
 
 
 def _print_kind(kind: str, shown: Sequence[str], count: int) -> None:
@@ -206,8 +203,3 @@ def _print_kind(kind: str, shown: Sequence[str], count: int) -> None:
             " folder, or because another folder has it too; or changed by others since this folder brought it. Remove"
             " the empty folder, replace what is in the folder (--replace), or delete the documents by their ids"
         )
-
-
-def _print_total(added: int, replaced: int, unchanged: int) -> None:
-    """Prints the number of documents that the files have."""
-    out.print(f"{counted(added + replaced + unchanged, 'document')}, {unchanged:,} of them unchanged")

@@ -12,7 +12,7 @@ This is a small part of YAML. A field is a line `name: value` at the very left. 
 quotes, or a list of texts: in brackets, or an item behind `- ` on each of the next lines. Numbers, dates and `true` are
 texts too. `#` behind a space begins a comment. A field of any other form is left out, as one with fields of its own is,
 one of several lines, or one without a value. Another line at the left says that this is no such block but text between
-two rules. The block stays a part of the text, so that lines keep their numbers.
+two rules. The block stays a part of the text, so that lines keep their numbers, and is in no passage.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from memlm.base.storable import is_utf8
 from memlm.data.extract.kinds import title_of_markdown
 from memlm.data.extract.outcome import Unreadable
+from memlm.index.store.derived.front_matter import front_matter_of
 from memlm.index.store.filters import TITLE, problems_of
 
-MOST_CHARACTERS = 1 << 14  # of a block
 OWN = frozenset({"format", "question", "feedback"})  # of how a text came out of its file, and of a user's feedback
-RULE, ENDS = "---", ("---", "...")
 
-_NAME = re.compile(r"(\w(?:[^:#\[\]{}\"']|:(?=\S)){0,99}):(?:[ \t]+(.*))?")
 _DOUBLE = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _SINGLE = re.compile(r"'((?:[^']|'')*)'")
 _NO_TEXT = tuple("[]{}&*!|>%@`\"',?")  # what begins other forms of YAML
@@ -40,81 +38,17 @@ _NOTHING = frozenset({"", "~", "null", "Null", "NULL"})
 Value: TypeAlias = str | list[str] | None
 
 
-class _Left(NamedTuple):
-    """The brackets and the quote that a line leaves open."""
-
-    depth: int
-    quote: str
-
-
-_CLOSED = _Left(0, "")
-
-
 def fields_of_markdown(text: str) -> tuple[str, dict[str, Any]]:
     """The title of a text, that of its fields or else its first heading, and its other fields. Raises Unreadable where
     those that tell versions apart are malformed.
     """
-    lines, end = _block(text)
-    fields = {name: value for name, value in _fields(lines).items() if value is not None and name not in OWN}
+    found, end = front_matter_of(text)
+    values = {name: _value(lines) for name, lines in found}
+    fields = {name: value for name, value in values.items() if value is not None and name not in OWN}
     if problem := next(iter(problems_of(fields).values()), ""):
         raise Unreadable(problem)
     title = fields.pop(TITLE) if isinstance(fields.get(TITLE), str) else ""
     return str(title) or title_of_markdown(text[end:]), fields
-
-
-def _block(text: str) -> tuple[list[str], int]:
-    """The lines of the block, without the rules around it, and the characters up to its end: none where there is
-    no block.
-    """
-    head = text[:MOST_CHARACTERS]
-    lines = head.split("\n")
-    if len(head) < len(text):
-        lines.pop()  # may be half a line
-    if lines and lines[0].lstrip("\ufeff").rstrip() == RULE:
-        for number, line in enumerate(lines[1:], start=1):
-            if line.rstrip() in ENDS:
-                return lines[1:number], sum(len(each) + 1 for each in lines[: number + 1])
-    return [], 0
-
-
-def _fields(lines: Sequence[str]) -> dict[str, Value]:
-    """The fields with their values, None for those that are left out. None at all for lines that are no fields."""
-    found, left = list[tuple[str, list[str]]](), _CLOSED
-    for line in map(str.rstrip, lines):
-        if left == _CLOSED and (not line or line.startswith("#")):
-            continue
-        if left != _CLOSED or line.startswith((" ", "\t", "- ")):
-            if not found:
-                return {}
-            found[-1][1].append(line.strip())
-        elif match := _NAME.fullmatch(line):
-            found.append((match[1].strip(), [(match[2] or "").strip()]))
-        else:
-            return {}
-        content = found[-1][1][-1].removeprefix("- ").lstrip()
-        if left != _CLOSED or content.startswith(("[", "{", '"', "'")):
-            left = _left_open(content, left)
-    return {name: _value(value) for name, value in found}
-
-
-def _left_open(line: str, left: _Left) -> _Left:
-    """The brackets or quotes that are open behind a line of a value, given those that were open before."""
-    depth, quote = left
-    before, is_escaped = ",", False
-    for sign in line:
-        if is_escaped:
-            is_escaped = False
-        elif quote:
-            is_escaped = quote == '"' and sign == "\\"
-            quote = "" if sign == quote else quote
-        elif sign in "\"'" and (before in ",[{:" or before == sign == "'"):
-            quote = sign
-        elif sign == "#" and before in " \t\"'":
-            break
-        else:
-            depth += (sign in "[{") - (sign in "]}")
-        before = sign if sign.strip() or before not in ",[{:" else before
-    return _Left(depth, quote)
 
 
 def _value(lines: Sequence[str]) -> Value:
