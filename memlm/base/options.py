@@ -66,7 +66,7 @@ def bounds(
 
 
 @cache
-def bounds_of(record_type: Any) -> dict[str, Bounds]:
+def bounds_of(record_type: type[Any]) -> dict[str, Bounds]:
     """The bounds of a dataclass's fields, by name."""
     return {each.name: each.metadata[BOUNDS] for each in fields(record_type) if BOUNDS in each.metadata}
 
@@ -75,7 +75,8 @@ def check_bounds(record: object) -> None:
     """Checks the numbers of a dataclass, and makes floats of those that need not be whole. Raises InvalidInput, naming
     the field.
     """
-    for name, each in bounds_of(type(record)).items():
+    record_type: Any = type(record)  # which mypy does not take for hashable
+    for name, each in bounds_of(record_type).items():
         value = getattr(record, name)
         check_range(name, value, least=each.least, above=each.above, most=each.most, whole=each.whole)
         if not each.whole and isinstance(value, int):

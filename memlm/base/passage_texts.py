@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-PASSAGE_TOKENS = 160  # at most, of one that is found
+PASSAGE_TOKENS = 256  # at most, of one that is found
 CONVERTED = frozenset({"html", "pdf", "docx", "pptx", "xlsx", "epub", "notebook", "mail"})  # formats, into Markdown
 PAGES = {"pdf": "page", "pptx": "slide", "xlsx": "sheet"}  # what a form feed ends in the text of a format
 FIRST_LINES = 12  # of a text, among which its own headings are

@@ -16,7 +16,7 @@ from memlm.api.answers import MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassag
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
-from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passages, num_pointed
+from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passages, points_out
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import InvalidInput, NotFound
@@ -26,10 +26,11 @@ from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.generation.prompts import check_conversation
 from memlm.model.files.checkpoint import Checkpoint
-from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, build_prompt, numbered
+from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, alone, build_prompt, numbered
 from memlm.retrieval.sentences import pointed_out
 
-TASK = "Answer the question from these passages."
+TASK, TASK_ALONE = "Answer the question from these passages.", "Answer the question from the text."
+LABEL = "Question: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
     if request.finds_passages:
         with _naming_stores(request, "passages are looked for"):
             search = request.search(engine.checkpoint.decoder.num_parameters)
-            passages = yield from engine.find_passages(search, request.searched_stores)
+            close = request.num_passages is None
+            passages = yield from engine.find_passages(search, request.searched_stores, close=close)
     plan: _Plan = yield Offload(partial(_plan, engine.checkpoint, request, passages), is_long=True)
     generations = list[Generation]()
     try:
@@ -130,7 +132,7 @@ def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tu
     search = FindPassagesRequest(
         question, k=number, exclude_documents=retrieval.exclude_documents, as_of=retrieval.as_of
     )
-    passages = yield from engine.find_passages(search, retrieval.names)
+    passages = yield from engine.find_passages(search, retrieval.names, close=request.num_passages is None)
     if not retrieval.sets_mixture:
         request = replace(request, retrieval=_alone(retrieval))
     if not passages:
@@ -148,16 +150,15 @@ def _chat_prompt(
     """
     template, tokenizer, longest = checkpoint.chat_template, checkpoint.tokenizer, checkpoint.decoder.config.max_length
 
-    def alone(text: str) -> int:
+    def size(text: str) -> int:
         return len(template.encode([Message("user", text)], tokenizer))
 
     try:
         whole = len(template.encode(request.messages, tokenizer))
-        others, budget = whole - alone(request.question), whole + BUDGET  # the other messages are encoded once
+        others, budget = whole - size(request.question), whole + BUDGET  # the other messages are encoded once
         if longest is not None:
             budget = min(budget, longest - num_read - (request.sampling.max_tokens or longest // 4))
-        pieces = numbered(passages, num_pointed=num_pointed(checkpoint.decoder.num_parameters))
-        built = _ask(request.question, pieces, budget, lambda text: others + alone(text))
+        built = _ask(request.question, passages, budget, lambda text: others + size(text), points=_points(checkpoint))
     except InvalidInput:  # too long without passages too, or messages that only a session's text makes a conversation
         return None
     return _prompt_of(built, passages, built.taken["passages"])
@@ -184,6 +185,7 @@ class _Asking:
 
     def __init__(self, checkpoint: Checkpoint, budget: int | None, max_tokens: int | None) -> None:
         longest, self._tokenizer = checkpoint.decoder.config.max_length, checkpoint.tokenizer
+        self._points = _points(checkpoint)
         if budget is None:  # with room for the answer
             budget = BUDGET if longest is None else min(BUDGET, longest - (max_tokens or longest // 4))
             if budget < 1:
@@ -201,10 +203,10 @@ class _Asking:
         """Whether the model has a chat template."""
         return self._template is not None
 
-    def build(self, question: str, pieces: Sequence[str]) -> BuiltPrompt:
+    def build(self, question: str, passages: Sequence[Passage]) -> BuiltPrompt:
         """The text of a prompt of at most `budget` tokens, those of the template included."""
-        asked = question if self._template is not None else f"Question: {question}\nAnswer:"
-        return _ask(asked, pieces, self._budget, self._num_tokens)
+        asked = question if self._template is not None else f"{LABEL}{question}\nAnswer:"
+        return _ask(asked, passages, self._budget, self._num_tokens, points=self._points)
 
     def _num_tokens(self, text: str) -> int:
         if self._template is None:
@@ -212,13 +214,29 @@ class _Asking:
         return len(self._template.encode([Message("user", text)], self._tokenizer))
 
 
-def _ask(question: str, pieces: Sequence[str], budget: int, count_tokens: CountTokens) -> BuiltPrompt:
-    """The passages that fit, under their task, and the question."""
-    parts = [Part("task", (TASK,)), Part("passages", tuple(pieces))] if pieces else []
-    built = build_prompt(parts, question, budget=budget, count_tokens=count_tokens)
-    if pieces and not built.taken["passages"]:  # a task about no passages would mislead
-        return replace(_ask(question, (), budget, count_tokens), taken=built.taken, left_out=built.left_out)
-    return built
+def _points(checkpoint: Checkpoint) -> bool:
+    return points_out(checkpoint.decoder.num_parameters)
+
+
+def _ask(
+    question: str, passages: Sequence[Passage], budget: int, count_tokens: CountTokens, *, points: bool
+) -> BuiltPrompt:
+    """The passages that fit, under their task, and the question. One that is alone stands without a number, with its
+    sentence where the model `points`.
+    """
+    if not passages:
+        return build_prompt((), question, budget=budget, count_tokens=count_tokens)
+    task, pieces, asked = TASK, numbered(passages), question
+    if len(passages) == 1:
+        task, pieces = TASK_ALONE, (alone(passages[0], points=points),)
+        asked = f"{LABEL}{question.removeprefix(LABEL)}"
+    parts = [Part("task", (task,)), Part("passages", pieces)]
+    with suppress(InvalidInput):  # too long with its label, which may fit without
+        built = build_prompt(parts, asked, budget=budget, count_tokens=count_tokens)
+        if built.taken["passages"]:  # a task about no passages would mislead
+            return built
+    bare = build_prompt((), question, budget=budget, count_tokens=count_tokens)
+    return replace(bare, taken={"passages": ()}, left_out={"passages": tuple(range(len(passages)))})
 
 
 def _prompt_of(built: BuiltPrompt, passages: Sequence[Passage], taken: Sequence[int]) -> AnswerPrompt:
@@ -234,14 +252,12 @@ def _prompt_of(built: BuiltPrompt, passages: Sequence[Passage], taken: Sequence[
 
 def _plan(checkpoint: Checkpoint, request: AnswerRequest, passages: Sequence[Passage]) -> _Plan:
     asking = _Asking(checkpoint, request.budget, request.sampling.max_tokens)
-    pointed = num_pointed(checkpoint.decoder.num_parameters, mixture=request.mixture)
-    pieces = numbered(passages, num_pointed=pointed)
     if request.mixture:
-        each = [asking.build(request.question, [piece]) for piece in pieces]
+        each = [asking.build(request.question, [passage]) for passage in passages]
         taken = [number for number, built in enumerate(each) if built.taken["passages"]]
         prompts = [*(each[number] for number in taken), asking.build(request.question, ())]
     else:
-        prompts = [asking.build(request.question, pieces)]
+        prompts = [asking.build(request.question, passages)]
         taken = [*prompts[0].taken.get("passages", ())]
     return _Plan(_prompt_of(prompts[0], passages, taken), tuple(built.text for built in prompts), asking.is_chat)
 

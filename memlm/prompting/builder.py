@@ -18,7 +18,6 @@ from memlm.errors import InvalidInput, check_range
 CountTokens: TypeAlias = Callable[[str], int]
 
 BETWEEN = "\n\n"
-POINTER = "Most relevant sentence:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +83,19 @@ def _joined(parts: Sequence[Part], taken: Mapping[str, Sequence[int]], *behind: 
     return BETWEEN.join([*pieces, *behind])
 
 
-def numbered(passages: Sequence[Passage], *, num_pointed: int = 0) -> tuple[str, ...]:
+def numbered(passages: Sequence[Passage]) -> tuple[str, ...]:
     """Passages as pieces of a prompt, each under its number from 1, its title, or else the id of its document, and the
-    headings above its text. The sentence of each of the first `num_pointed` is said once more behind it.
+    headings above its text.
     """
-    return tuple(
-        f"[{number}] {_above(passage)}\n{passage.text}{_pointed_out(passage) if number <= num_pointed else ''}"
-        for number, passage in enumerate(passages, 1)
-    )
+    return tuple(f"[{number}] {_above(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1))
 
 
-def _pointed_out(passage: Passage) -> str:
-    sentence = "" if passage.sentence is None else passage.sentence.text
-    return f"{BETWEEN}{POINTER} {sentence}" if sentence not in ("", passage.text.strip()) else ""
+def alone(passage: Passage, *, points: bool) -> str:
+    """A passage that is the only one of a prompt. With `points`, its sentence stands once more behind it."""
+    piece, sentence = f"Text: {_above(passage)}\n{passage.text}", passage.sentence
+    if not points or sentence is None or sentence.text == passage.text.strip():
+        return piece
+    return f"{piece}{BETWEEN}Most relevant sentence: {sentence.text}"
 
 
 def _above(passage: Passage) -> str:

@@ -34,6 +34,7 @@ from memlm.retrieval.sentences import MOST_WORDS, AskedWords
 from memlm.retrieval.store import ModelStore
 
 SPARE = 8  # passages that are found beside those that are wanted, since some have nearly the same text
+NEARLY_CLOSE, MANY_WORDS = 0.08, 0.28  # below the cosine of a close passage; and BM25, as a share of its most
 COSINE_WEIGHT = 1.0  # beside BM25 as a share of its most: benchmarks/log/2026-11-28-passages-by-meaning.md
 
 # Takes how many of the best passages are wanted, and returns their numbers and scores, best first.
@@ -65,8 +66,11 @@ def find_passages(
     stores: Sequence[ModelStore],
     request: FindPassagesRequest,
     encoder: PassageEncoder | None = None,
+    *,
+    close: bool = False,
 ) -> Steps[tuple[Passage, ...]]:
-    """Finds the k best passages. A search by auto is one by words without an `encoder`.
+    """Finds the k best passages. A search by auto is one by words without an `encoder`. With `close`, it leaves out
+    passages about something else, where the encoder can tell.
 
     The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
     next one. Vectors are waited for by meaning alone. Raises NotFound for a name in `exclude_documents` that stands for
@@ -75,9 +79,11 @@ def find_passages(
     if encoder is None and request.by is PassagesBy.MEANING:
         raise Incompatible(NEEDS_ENCODER)
     question_D: Float32[np.ndarray, " D"] | None = None
+    least: float | None = None
     if request.by is PassagesBy.WORDS:
         encoder = None
     elif encoder is not None:
+        least = encoder.close_cosine if close else None
         vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
         question_D = vectors_1D[0]
     while True:
@@ -93,7 +99,7 @@ def find_passages(
                     vectors_of = store.whole_vectors_of if waits else store.known_vectors_of
                     vectors_FD = (yield from vectors_of(segment, encoder)).vectors_PD
                 parts.append(_Part(store, segment, passages, vectors_FD))
-        found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D), is_long=True)
+        found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D, least), is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
 
@@ -106,7 +112,10 @@ def _views(stores: Sequence[ModelStore], request: FindPassagesRequest) -> list[S
 
 
 def _found(
-    parts: Sequence[_Part], request: FindPassagesRequest, question_D: Float32[np.ndarray, " D"] | None
+    parts: Sequence[_Part],
+    request: FindPassagesRequest,
+    question_D: Float32[np.ndarray, " D"] | None,
+    least: float | None,
 ) -> tuple[Passage, ...]:
     parts = [part for part in parts if len(part.passages)]
     if not parts:
@@ -127,6 +136,8 @@ def _found(
         best = partial(_best_by_both, query, cosines_P, live_P, wanted_P)
     else:
         best = partial(_best_by_score, cosines_P, wanted_P)
+    if least is not None:
+        best = partial(_close_ones, best, query, cosines_P, least)
     return first_distinct(_in_order(parts, best, request.k), request.k, asked)
 
 
@@ -172,6 +183,19 @@ def _best_by_both(
     is_found_C = is_known_P[places_C] | (sums_C > by_meaning_P[places_C])
     best = _best(sums_C, is_found_C, k)
     return places_C[best], sums_C[best]
+
+
+def _close_ones(
+    best: BestOf, query: Query, cosines_P: Float64[np.ndarray, " P"], least: float, k: int
+) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+    """Of the k best passages those that are about the question: with a cosine of `least`, or nearly and with many of
+    its words, or without a vector.
+    """
+    places_K, scores_K = best(k)
+    cosines_K, shares_K = cosines_P[places_K], query.scores(places_K) / max(query.most, 1e-9)
+    is_near_K = (cosines_K >= least - NEARLY_CLOSE) & (shares_K >= MANY_WORDS)
+    kept_K = is_near_K | (cosines_K >= least) | np.isnan(cosines_K)
+    return places_K[kept_K], scores_K[kept_K]
 
 
 def _cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> Float64[np.ndarray, " P"]:

@@ -59,7 +59,7 @@ def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), descr
     }
 
 
-def _field(record_type: type[Any], name: str, description: str = "") -> Schema:
+def _field(record_type: Any, name: str, description: str = "") -> Schema:
     """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
     hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
     kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))

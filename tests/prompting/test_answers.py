@@ -343,3 +343,32 @@ def test_excluded_documents_have_to_be_known_where_they_hold(model_folder, tmp_p
 def test_no_passages_and_a_number_of_them_are_refused():
     with pytest.raises(InvalidInput, match="leave out one"):
         AnswerRequest.of("why?", [], {"num_passages": 5}, {})
+
+
+def test_a_passage_that_is_alone_points_at_its_sentence(asked):
+    lm, kind = asked
+    text = "The gate has a lock. Its port is 8443. It is red."
+    passage = Passage("s", "gate.md", "Gate", 0, 9, text, 1.0, headings=("Gate", "Network"))
+    answer = lm.answer(QUESTION, [passage], seed=1, max_tokens=2)
+    task, *pieces, question = answer.prompt.split("\n\n")
+    assert task == "Answer the question from the text."
+    assert pieces == [f"Text: Gate, Network\n{text}", "Most relevant sentence: Its port is 8443."]
+    assert question == {"chat": f"Question: {QUESTION}", "plain": bare_prompt(kind)}[kind]
+    assert answer.passages[0].sentence.text == "Its port is 8443."
+    several = lm.answer(QUESTION, [passage, PASSAGES[0]], seed=1, max_tokens=2).prompt
+    assert "[1] Gate, Network\n" in several
+    assert "relevant sentence" not in several
+
+
+def test_a_large_model_is_not_pointed_at_a_sentence(asked, monkeypatch):
+    lm, _ = asked
+    passage = replace(PASSAGES[0], text="One. Another port. Third.", sentence=None)
+    monkeypatch.setattr("memlm.prompting.answers.points_out", lambda num_parameters: num_parameters > 10**9)
+    assert "relevant sentence" not in lm.answer(QUESTION, [passage], seed=1, max_tokens=2).prompt
+
+
+def test_a_question_that_fits_only_without_its_label_is_asked_bare(asked):
+    lm, kind = asked
+    budget = num_tokens(lm, kind, bare_prompt(kind))
+    answer = lm.answer(QUESTION, PASSAGES[:1], seed=1, max_tokens=2, budget=budget)
+    assert (answer.prompt, answer.left_out) == (bare_prompt(kind), tuple(PASSAGES[:1]))

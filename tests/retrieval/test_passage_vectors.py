@@ -11,6 +11,7 @@ import pytest
 from encoders import encoder_tokenizer, save_bert
 from typer.testing import CliRunner
 
+from memlm.api.answers import FindPassagesRequest
 from memlm.base.steps import run_steps
 from memlm.cli.app import app
 from memlm.data.corpus import Corpus, Document
@@ -26,7 +27,7 @@ from memlm.indexing.build import add_to_index, build_index
 from memlm.indexing.vectors import make_vectors
 from memlm.language_model import LanguageModel, load
 from memlm.model.files.encoder_files import load_encoder
-from memlm.retrieval.passage_search import COSINE_WEIGHT
+from memlm.retrieval.passage_search import COSINE_WEIGHT, MANY_WORDS, NEARLY_CLOSE
 
 QUESTION = "the memory of the model"
 
@@ -345,3 +346,30 @@ def test_what_takes_too_long_is_foretold_and_left(store, bert, tokenizer, monkey
     assert told == sorted(told)
     with pytest.raises(Incompatible, match="another tokenizer"):
         make_vectors(store, encoder_tokenizer(), encoder)
+
+
+def test_only_passages_about_the_question_are_close(model_folder, store, bert, tokenizer, monkeypatch):
+    """A passage is close by its cosine, nearly by this and by many words, or where its vector is not made yet."""
+    make_vectors(store, tokenizer, load_encoder(bert))
+    with opened(model_folder, store, bert) as lm:
+        cosines = scores_of(lm, "meaning")
+        sums, most = scores_of(lm, "auto"), 1000
+        asked = FindPassagesRequest(QUESTION, k=most)
+        middle = sorted(cosines.values())[len(cosines) // 2]
+
+        def close(least: float | None) -> set[tuple[str, int]]:
+            monkeypatch.setattr(type(lm.engine.passage_encoder), "close_cosine", least)
+            found = run_steps(lm.engine.find_passages(asked, close=True))
+            return {(each.document_id, each.token_offset) for each in found}
+
+        found = {(each.document_id, each.token_offset) for each in lm.find_passages(QUESTION, k=most)}
+        assert close(None) == close(-1.0) == found
+        assert close(2.0) == set()
+        expected = {
+            place
+            for place in found
+            if cosines[place] >= middle
+            or (cosines[place] >= middle - NEARLY_CLOSE and sums[place] - cosines[place] >= MANY_WORDS)
+        }
+        assert close(middle) == expected
+        assert 0 < len(expected) < len(found)

@@ -40,6 +40,9 @@ class PassageEncoder(Protocol):
     @property
     def dim(self) -> int: ...
 
+    @property
+    def close_cosine(self) -> float | None: ...
+
     def vectors(self, texts: list[str]) -> Float32[np.ndarray, "P D"]: ...
 
 

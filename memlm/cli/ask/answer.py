@@ -15,13 +15,15 @@ from memlm.api.server import ModelInfo
 from memlm.cli.store.vectors import tell_missing_encoder
 from memlm.cli.terminal import options, render
 from memlm.cli.terminal.connection import Target, adapter_name, host_of
-from memlm.cli.terminal.console import emit_json
+from memlm.cli.terminal.console import emit_json, err
 from memlm.cli.terminal.fields import with_fields
 from memlm.errors import PermissionDenied
 
 if TYPE_CHECKING:
     from memlm.client import Client
     from memlm.language_model import LanguageModel
+
+ALONE = "No passage is about the question, so the model answered alone. --passages 1 takes the closest."
 
 MaxTokens = Annotated[
     int | None,
@@ -60,7 +62,9 @@ def answer(
         if about is not None:
             max_tokens = min(options.MAX_TOKENS, max(1, about.context_length // 4))
         sampling = replace(request.sampling, temperature=temperature, max_tokens=max_tokens)
-        print_answer(host.stream_answer(replace(request, sampling=sampling)), json=json)
+        print_answer(
+            host.stream_answer(replace(request, sampling=sampling)), json=json, num_passages=request.num_passages
+        )
 
 
 def _model_of(host: LanguageModel | Client) -> ModelInfo | None:
@@ -74,7 +78,7 @@ def _model_of(host: LanguageModel | Client) -> ModelInfo | None:
     return None
 
 
-def print_answer(tokens: TokenStream, *, json: bool) -> None:
+def print_answer(tokens: TokenStream, *, json: bool, num_passages: int | None = None) -> None:
     """Prints the sentence that an answer stands on, the answer as it arrives, and the places of its passages, or all as
     one JSON object.
     """
@@ -85,5 +89,7 @@ def print_answer(tokens: TokenStream, *, json: bool) -> None:
         render.print_sentence(tokens.accepted.prompt)
         render.print_generation(tokens, prompt="", json=False, show_sources=False)
         prompt, found = tokens.accepted.prompt, Answer.of(tokens.result())
-    if prompt is not None:
+    if prompt is not None and prompt.passages:
         render.print_places(prompt, cited=found.cited, weights=found.weights)
+    elif num_passages is None:
+        err.print(ALONE, style="dim", markup=False, soft_wrap=True)

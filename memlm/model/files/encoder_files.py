@@ -35,6 +35,9 @@ from memlm.model.files.weight_files import WeightFiles
 from memlm.model.kernels.linear import stored_as
 from memlm.model.text_encoder import TextEncoder
 
+# By the fingerprint of its files: the cosine from which on a passage is about a question. That of MiniLM
+# (all-MiniLM-L6-v2) was measured: benchmarks/log/2026-11-28-questions-about-something-else.md.
+CLOSE_COSINES = {"2e8a342051c55cb00dd38baae7bc0206": 0.38}
 BATCH_TOKENS = 1024  # with padding: what lies between two layers fits into a core's cache
 MODULES_FILE, POOLING_FILE, LENGTH_FILE = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers, that are computed
@@ -69,6 +72,11 @@ class EncoderCheckpoint:
     def dim(self) -> int:
         """Numbers of a vector."""
         return self.encoder.config.dim
+
+    @cached_property
+    def close_cosine(self) -> float | None:
+        """The cosine from which on a passage is about a question, None where it was not measured."""
+        return CLOSE_COSINES.get(fingerprint_of(self.path))
 
     @torch.inference_mode()
     def vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "P D"]:
@@ -107,6 +115,12 @@ class LazyEncoder:
         """That of the encoder."""
         with self._lock:
             return self._loaded.dim
+
+    @property
+    def close_cosine(self) -> float | None:
+        """That of the encoder."""
+        with self._lock:
+            return self._loaded.close_cosine
 
     def vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "P D"]:
         """Those of the encoder."""
