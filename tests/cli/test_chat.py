@@ -133,6 +133,14 @@ def test_what_is_remembered_is_used_and_what_is_forgotten_is_not(piped, model, s
     assert [ids_in(answer) for answer in found if "sources" in answer] == [{note}, {"first"}, {"first"}]
 
 
+def test_a_number_of_passages_holds_for_the_next_answers(piped, model, store):
+    words = ("chat", "--model", model, "--store", store, *GREEDY)
+    lines = ("tttt", "/passages 0", "tttt", "/passages 1", "tttt", "/passages auto", "tttt")
+    found = piped.objects(words, *lines)
+    assert [len(each["passages"]) for each in found if "passages" in each] == [1, 0, 1, 1]
+    assert [each["num_passages"] for each in found if "num_passages" in each] == [0, 1, None]
+
+
 def test_a_new_folder_becomes_a_datastore(piped, model, tmp_path):
     folder = tmp_path / "new"
     alone, made, answer = piped.objects(
@@ -150,6 +158,8 @@ def test_no_error_ends_the_conversation(piped, model, store, tmp_path):
         "/sources": "no answer yet",
         "/nonsense": "there is no /nonsense",
         "/remember": "/remember needs TEXT",
+        "/passages many": "no number of passages",
+        "/passages 1000": "num_passages is 1000",
         "/forget nobody": "no document 'nobody' in notes",
         f"/add {tmp_path / 'nowhere'}": "no file or folder at",
         "/remember a\0b": "NUL",

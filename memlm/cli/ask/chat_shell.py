@@ -12,7 +12,7 @@ from typing import Any
 
 from memlm.api.generation import FinishReason, Token
 from memlm.api.handles import TokenStream
-from memlm.api.passages import AnswerPrompt, Passage
+from memlm.api.passages import AnswerPrompt, Passage, check_num_passages
 from memlm.base.printable import one_line
 from memlm.base.progress import silent
 from memlm.cli.ask.chat_memory import ChatMemory, note_id
@@ -26,6 +26,7 @@ PROMPT = "> "
 HISTORY_LINES = 1000
 COMMANDS = {
     "/sources": ("", "where the last answer came from"),
+    "/passages": ("N|auto", "passages for the next answers; 0: none; auto: those about the question"),
     "/remember": ("TEXT", "add a text to the datastore; the next answer uses it"),
     "/add": ("FILE", "add a file or folder to the datastore"),
     "/forget": ("ID", "delete a document from the datastore"),
@@ -48,6 +49,7 @@ class ChatShell:
         self.num_failed = 0
         self._run: dict[str, Callable[[str], None]] = {
             "/sources": self._show_sources,
+            "/passages": self._set_passages,
             "/remember": self._remember,
             "/add": self._add,
             "/forget": self._forget,
@@ -163,6 +165,14 @@ class ChatShell:
         else:
             out.print("the model alone: no datastore is loaded", style="dim")
 
+    def _set_passages(self, number: str) -> None:
+        if number != "auto" and not number.isdecimal():
+            raise InvalidInput(f"/passages {number} is no number of passages; give one, 0 for none, or auto")
+        wanted = None if number == "auto" else int(number)
+        check_num_passages(wanted)
+        self._options = {**self._options, "num_passages": wanted}
+        self._say(f"passages for the next answers: {number}", num_passages=wanted)
+
     def _remember(self, text: str) -> None:
         begin_s, document_id = time.monotonic(), note_id()
         store = self._memory.remember(document_id, text)
@@ -202,7 +212,7 @@ class ChatShell:
             emit_json({"commands": {name: about for name, (_, about) in COMMANDS.items()}})
             return
         for name, (argument, about) in COMMANDS.items():
-            out.print(f"  {name + ' ' + argument:15}  {about}", markup=False)
+            out.print(f"  {name + ' ' + argument:17}  {about}", markup=False)
         out.print("  Anything else is a message. Ctrl-C stops an answer.")
 
     def _leave(self, _: str) -> None:
