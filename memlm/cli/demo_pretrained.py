@@ -17,6 +17,7 @@ from pathlib import Path
 from shlex import quote
 
 from rich.console import Console
+from rich.text import Text
 
 from memlm.api.datastores import NewDocument
 from memlm.api.scoring import Score
@@ -171,6 +172,8 @@ def _ask(when: str, client: Client, to: Console) -> Answer:
     cited = ", ".join([each.place for each in passages] or sources)
     to.print(f"{when}:", style="bold")
     to.print(f"  {QUESTION}", style="dim", markup=False)
+    for sentence in [each.sentence for each in passages[:1] if each.sentence is not None]:
+        to.print(Text("  ").append(render.quoted(sentence)))
     to.print(textwrap.indent(text, "  "), markup=False)
     to.print(
         f"  from {cited or 'the model alone'}; {STATEMENT!r} goes on with {ENDING!r} with a probability of"
