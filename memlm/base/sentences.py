@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 
 STOPS = "|".join("。！？｡।॥؟۔")  # behind which no space has to follow
-SENTENCE_END = rf"(?<=[\w\"')\]%])[.!?][\"')\]]*\s+(?![a-z\s])|(?:{STOPS})(?:」|』|[\"')\]])*\s*"
 LONGEST = 400  # characters of a sentence, above which the ends of its lines count too
 
-_END, _LINES = re.compile(SENTENCE_END), re.compile(r"[^\n\f]+")
+_END = re.compile(rf"(?<=[\w\"')\]%])[.!?][\"')\]]*\s+(?![a-z\s])|(?:{STOPS})(?:」|』|[\"')\]])*\s*")
+_LINES = re.compile(r"[^\n\f]+")
 _ITEM = re.compile(r"[ \t]*(?:[-*+•][ \t]|\d{1,3}[.)][ \t]|#{1,6}[ \t]|\|| {4}|\t)")
 _HEADING, _FENCE = re.compile(r"#{1,6}[ \t]"), re.compile(r"[ \t]*(?:```|~~~)")
 # Words that a period follows within a sentence, and single letters, as of initials and "e.g.".

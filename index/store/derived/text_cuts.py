@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Int64
 
+from memlm.base.sentences import STOPS
 from memlm.index.store.derived.front_matter import (
     MOST_CHARACTERS,
     may_begin_front_matter,
@@ -33,8 +34,7 @@ TOKENS_BEFORE = 16  # of a window, which tell whether it begins a line
 FIRST_TOKENS = 8  # have the sign of front matter
 HEADING_TOKENS = 512  # at most, with a line below
 _CODE_LINE = re.compile(rb" {4}|\t|[ \t]*\|")
-_STOPS = "|".join("。！？｡।॥؟۔")  # behind which no space has to follow
-_SENTENCES = re.compile(rf"[.!?][\"')\]]*\s+(?![a-z\s])|(?:{_STOPS})(?:」|』|[\"')\]])*\s*".encode())
+_SENTENCES = re.compile(rf"[.!?][\"')\]]*\s+(?![a-z\s])|(?:{STOPS})(?:」|』|[\"')\]])*\s*".encode())
 _LINES, _WORDS = re.compile(rb"[\n\f]+"), re.compile(rb"\s+")
 
 
