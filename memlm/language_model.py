@@ -161,6 +161,7 @@ class LanguageModel:
 
     def stream(self, request: StreamRequest) -> TokenStream:
         """Answers a request for a text, token by token: a `GenerateRequest`, `ChatRequest` or `AnswerRequest`."""
+        check_kind("request", request, StreamRequest, "a GenerateRequest, ChatRequest or AnswerRequest")
         return TokenStream.begin(stream_request(self.engine, request))
 
     @overload

@@ -19,6 +19,7 @@ from memlm.api.passages import (
     AnswerPrompt,
     Passage,
     PassagesBy,
+    Sentence,
     check_num_passages,
     default_num_passages,
 )
@@ -344,16 +345,7 @@ def _check_stores(names: object) -> None:
 def _check_passages(passages: tuple[Passage, ...]) -> None:
     size = 0
     for passage in passages:
-        if not isinstance(passage, Passage):
-            raise InvalidInput(
-                f"a passage is of the type {type(passage).__name__}; expected a Passage, as find_passages returns it",
-                field="passages",
-            )
-        for name in ("text", "title", "document_id", "store"):
-            check_text(f"the {name} of a passage", getattr(passage, name), field=f"passages.{name}")
-        for name in ("headings", "also"):
-            for each in items_of(f"passages.{name}", getattr(passage, name)):
-                check_text(f"one of the {name} of a passage", each, field=f"passages.{name}")
+        _check_passage(passage)
         try:
             size += passage.size
         except (TypeError, ValueError) as error:
@@ -369,6 +361,28 @@ def _check_passages(passages: tuple[Passage, ...]) -> None:
     for passage in passages:
         if problem := problem_in(passage.metadata, "metadata"):
             raise _metadata_error(problem)
+
+
+def _check_passage(passage: Passage) -> None:
+    """Raises InvalidInput for texts that are none. Those of its sentence are read and sent too."""
+    if not isinstance(passage, Passage):
+        raise InvalidInput(
+            f"a passage is of the type {type(passage).__name__}; expected a Passage, as find_passages returns it",
+            field="passages",
+        )
+    for name in ("text", "title", "document_id", "store"):
+        check_text(f"the {name} of a passage", getattr(passage, name), field=f"passages.{name}")
+    lists = {name: getattr(passage, name) for name in ("headings", "also")}
+    if (sentence := passage.sentence) is not None:
+        if not isinstance(sentence, Sentence):
+            raise InvalidInput(
+                f"a sentence is of the type {type(sentence).__name__}; expected a Sentence", field="passages.sentence"
+            )
+        check_text("the sentence of a passage", sentence.text, field="passages.sentence")
+        lists["sentence"] = sentence.words
+    for name, texts in lists.items():
+        for each in items_of(f"passages.{name}", texts):
+            check_text(f"one of the {name} of a passage", each, field=f"passages.{name}")
 
 
 def _metadata_error(problem: str) -> InvalidInput:

@@ -47,7 +47,9 @@ _KEPT_SIGNS = str.maketrans("+#", "\uff0b\uff03")  # which no tokenizer of SQLit
 _PLAIN_LETTERS = "\u3041-\u3094\u30a1-\u30fa\u30fc\u4e00-\u9fff\uac00-\ud7a3"
 _PLAIN = re.compile(rf"(?:[\x00-\x22\x24-*,-\x7f{_PLAIN_LETTERS}\u3001\u3002\u3008-\u3011！（），：；？]|\+(?!\+))*")
 _PLAIN_WORDS, _PLAIN_PIECES = re.compile(f"[a-z0-9]+|[{_PLAIN_LETTERS}]"), re.compile(f"[a-z0-9]+|[{_PLAIN_LETTERS}]+")
-_PLAIN_NAMES, _SEPARATOR = re.compile("[a-z0-9]+(?:[-_./:][a-z0-9]+)+"), re.compile("[-_./:]")
+# Names begin where no letter is before: else a long run of letters is tried from each of them.
+_PLAIN_NAMES = re.compile("(?<![a-z0-9])[a-z0-9]+(?:[-_./:][a-z0-9]+)+")
+_SEPARATOR = re.compile("[-_./:]")
 _PUNCTUATION = str.maketrans("“”‘’‚„«»…–—\u2011•·", " " * 14)  # common between ASCII words, and in no word
 _RUN_LENGTH = 64  # of text without a space, above which its words are not remembered
 _RUNS = 1 << 17  # that are remembered for each language, about 30 MB

@@ -21,7 +21,13 @@ from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passag
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import AddDocumentsRequest, RememberReport, SearchRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
-from memlm.api.generation import Completion, DetokenizeRequest, Neighbor, TokenizeRequest
+from memlm.api.generation import (
+    Completion,
+    DetokenizeRequest,
+    Neighbor,
+    ResumeGenerationRequest,
+    TokenizeRequest,
+)
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
 from memlm.api.paging import MAX_PAGE
@@ -44,7 +50,7 @@ from memlm.api.sessions import (
 from memlm.api.tracing import Trace, TraceRequest
 from memlm.client.datastores import Datastores, Operations
 from memlm.client.resume import DEFAULT_TARGET, DEFAULT_TIMEOUT_S, Tls
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, check_kind
 from memlm.wire.limits import DEFAULT_MAX_MESSAGE_BYTES
 
 R = TypeVar("R")
@@ -85,12 +91,14 @@ class Client:
         """Sends any request that has one answer, as the other methods do. Raises InvalidInput for those of
         `stream`, and for documents, which `datastores.add` adds.
         """
-        if isinstance(request, StreamRequest | AddDocumentsRequest):
+        if isinstance(request, StreamRequest | ResumeGenerationRequest | AddDocumentsRequest):
             raise InvalidInput(f"a {type(request).__name__} has no single answer; see `stream` and `datastores.add`")
+        check_kind("request", request, Request, "a request of memlm.api")
         return self._transport.ask(request, timeout_s)
 
     def stream(self, request: StreamRequest, *, timeout_s: float | None = None) -> TokenStream:
         """Sends a request for a text: a `GenerateRequest`, `ChatRequest` or `AnswerRequest`."""
+        check_kind("request", request, StreamRequest, "a GenerateRequest, ChatRequest or AnswerRequest")
         return TokenStream.begin(self._transport.stream(request, timeout_s))
 
     @overload

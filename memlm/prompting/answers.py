@@ -6,7 +6,7 @@ takes them one a turn, and `stream_request` runs them all at once.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -87,7 +87,8 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
     it. Raises InvalidInput for a question that alone exceeds the budget, and NotFound for a name in `exclude_documents`
     that stands for no document of the datastores with passages, or of those that change the probabilities.
     """
-    passages = pointed_out(request.question, request.passages)
+    point: Callable[[], tuple[Passage, ...]] = partial(pointed_out, request.question, request.passages)
+    passages: Sequence[Passage] = yield Offload(point, is_long=True)
     if request.finds_passages:
         with _naming_stores(request, "passages are looked for"):
             search = request.search(engine.checkpoint.decoder.num_parameters)
@@ -226,15 +227,17 @@ def _ask(
     """
     if not passages:
         return build_prompt((), question, budget=budget, count_tokens=count_tokens)
-    task, pieces, asked = TASK, numbered(passages), question
+    ways = [(TASK, numbered(passages), question)]
     if len(passages) == 1:
-        task, pieces = TASK_ALONE, (alone(passages[0], points=points),)
-        asked = f"{LABEL}{question.removeprefix(LABEL)}"
-    parts = [Part("task", (task,)), Part("passages", pieces)]
-    with suppress(InvalidInput):  # too long with its label, which may fit without
-        built = build_prompt(parts, asked, budget=budget, count_tokens=count_tokens)
-        if built.taken["passages"]:  # a task about no passages would mislead
-            return built
+        labelled = f"{LABEL}{question.removeprefix(LABEL)}"
+        pieces = dict.fromkeys(alone(passages[0], points=each) for each in (points, False))  # that may fit without
+        ways = [(TASK_ALONE, (piece,), labelled) for piece in pieces]
+    for task, texts, asked in ways:
+        parts = [Part("task", (task,)), Part("passages", texts)]
+        with suppress(InvalidInput):  # too long with its label, which may fit without
+            built = build_prompt(parts, asked, budget=budget, count_tokens=count_tokens)
+            if built.taken["passages"]:  # a task about no passages would mislead
+                return built
     bare = build_prompt((), question, budget=budget, count_tokens=count_tokens)
     return replace(bare, taken={"passages": ()}, left_out={"passages": tuple(range(len(passages)))})
 

@@ -36,7 +36,7 @@ class AskedWords:
         """Weighs the words by the sentences of some passages that come from no datastore."""
         words = forms_of(question)[:MOST_WORDS]
         asked, having = cls(words, [0.0] * len(words)), [0] * len(words)
-        sentences = [each.text[slice(*span)] for each in passages for span in sentences_of(each.text)]
+        sentences = [span.of(each.text) for each in passages for span in sentences_of(each.text)]
         for sentence in sentences:
             for number in asked.words_in(sentence):
                 having[number] += 1
@@ -49,19 +49,20 @@ class AskedWords:
     def point_out(self, passage: Passage) -> Passage:
         """The passage with its sentence. Equal ones count in their order, and a text without sentences has none."""
         spans, text = sentences_of(passage.text), passage.text
-        spans = [span for span in spans if text[span[0]] != "#"] or spans  # a heading says what the others are about
+        spans = [span for span in spans if not span.is_heading] or spans  # it says what the others are about
         if not spans:
             return passage
         above = self.words_in(" ".join((passage.title, *passage.headings)))
-        scores = [sum(self._weights_W[each] for each in self.words_in(text[slice(*span)]) - above) for span in spans]
-        begin, end = spans[max(range(len(spans)), key=scores.__getitem__)]
+        scores = [sum(self._weights_W[each] for each in self.words_in(span.of(text)) - above) for span in spans]
+        found = spans[max(range(len(spans)), key=scores.__getitem__)]
+        begin, shown = found.begin, found.of(text)
         has_lines, has_pages = passage.first_line > 0, passage.first_page > 0
         sentence = Sentence(
-            text=text[begin:end],
+            text=shown,
             offset=begin,
             line=passage.first_line + text.count("\n", 0, begin) if has_lines else 0,
             page=passage.first_page + text.count("\f", 0, begin) if has_pages else 0,
-            words=self._shown(text[begin:end]),
+            words=self._shown(shown),
         )
         return replace(passage, sentence=sentence)
 

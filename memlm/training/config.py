@@ -129,7 +129,10 @@ class TrainConfig:
         """
         known = {f.name for f in fields(cls)}
         if surplus := sorted(given.keys() - known):
-            raise InvalidInput(f"unknown fields {surplus}; the fields are {sorted(known)}", field=surplus[0])
+            raise InvalidInput(
+                f"unknown fields {surplus}; the fields are {sorted(known)}, and those of the model stand under [model]",
+                field=surplus[0],
+            )
         return cls(**given)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, get_args, get_type_hints
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
@@ -63,9 +63,11 @@ def _field(record_type: Any, name: str, description: str = "") -> Schema:
     """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
     hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
     kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))
-    shown = next(each for each in fields(record_type) if each.name == name).metadata.get(OPTION, Option(""))
+    field = next(each for each in fields(record_type) if each.name == name)
+    shown = field.metadata.get(OPTION, Option(""))
+    default = shown.default or ("" if field.default in (None, False, MISSING) else field.default)
     words = [description or shown.help, "Above 0." if limits.above == 0 else ""]
-    words.append(f"Left out: {shown.default}." if shown.default and not description else "")
+    words.append(f"Left out: {default}." if default and not description else "")
     most = INT32 if limits.most is None and kind == "integer" else limits.most
     return {
         "type": kind,

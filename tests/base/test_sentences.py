@@ -10,7 +10,7 @@ from memlm.base.sentences import LONGEST, sentences_of
 
 
 def cut(text: str) -> list[str]:
-    return [text[begin:end] for begin, end in sentences_of(text)]
+    return [span.of(text) for span in sentences_of(text)]
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ def cut(text: str) -> list[str]:
         ("# Title v. 2\ntext. more", ["# Title v. 2", "text. more"]),
         ("- one item\n- another\n1. a third", ["- one item", "- another", "1. a third"]),
         ("| a. b | c |\n| d | e |", ["| a. b | c |", "| d | e |"]),
+        ("```\n# the port. of it\nserve --port 80\n```", ["# the port. of it\nserve --port 80"]),
         ("Run:\n```\nmake a.\nmake b\n```\nDone.", ["Run:", "make a.\nmake b", "Done."]),
         ("-p PORT\nThe port. The default is 80.", ["-p PORT\nThe port.", "The default is 80."]),
         ("日本語です。次の文。", ["日本語です。", "次の文。"]),
@@ -48,9 +49,9 @@ def test_a_sentence_that_is_too_long_is_cut_at_its_lines() -> None:
 @given(st.text(st.sampled_from("ab .!?\n\f-#|`\t 。\"')")))
 def test_sentences_are_in_order_and_lose_nothing_but_space_and_fences(text: str) -> None:
     spans = sentences_of(text)
-    assert all(begin < end and text[begin:end] == text[begin:end].strip() for begin, end in spans)
-    assert all(one[1] <= other[0] for one, other in pairwise(spans))
-    between = [0, *(place for span in spans for place in span), len(text)]
+    assert all(span.begin < span.end and span.of(text) == span.of(text).strip() for span in spans)
+    assert all(one.end <= other.begin for one, other in pairwise(spans))
+    between = [0, *(place for span in spans for place in span[:2]), len(text)]
     lost = [text[begin:end] for begin, end in zip(between[::2], between[1::2], strict=True)]
     for piece in lost:
         lines = [line.strip() for line in piece.replace("\f", "\n").split("\n")]

@@ -96,15 +96,16 @@ def test_front_matter_is_in_no_passage_and_the_rest_is_cut_as_if_it_were_not_the
         cut._replace(row=cut.row + skipped, line_ends=cut.line_ends + lines) for cut in alone.cuts(40, markdown=True)
     ]
     monkeypatch.setattr(text_cuts, "WINDOW_TOKENS", rng.choice([1, 1 << 16]))
-    assert bytewise.cuts(40, markdown=True, fields={"title"}) == expected
+    assert bytewise.cuts(40, markdown=True, fields={"title", "tags"}) == expected
     for lengths in ((2, 3, 5), (64,)):  # one token holds the end of one and the begin of the other
-        assert "".join(tokens_of(front + body, lengths).texts(60, fields={"title"})) == body
+        assert "".join(tokens_of(front + body, lengths).texts(60, fields={"title", "tags"})) == body
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "---\nauthor: Ann\n---\n\nThe text.",  # nobody has read it
+        "---\ntitle: x\nsummary: |\n  Nobody has read this.\n---\n\nThe text.",
         "---\nA text\n---\ntitle: between two rules.",
         "---\ntitle: no end\n\nThe text.",
         "----\ntitle: another rule\n----\n\nThe text.",
@@ -117,6 +118,14 @@ def test_other_text_between_rules_stays_in_passages(text):
     tokens = tokens_of(text)
     assert "".join(tokens.texts(60, fields={"title"})) == text
     assert tokens.cuts(60, markdown=True, fields={"title"}) == tokens.cuts(60, markdown=True)
+
+
+def test_a_page_behind_front_matter_begins_with_its_text():
+    """A form feed there makes no passage without text."""
+    tokens = tokens_of("---\ntitle: x\nempty:\n---\n\r\n\f\n# Kiwi\ntext", (1,))
+    assert tokens.texts(60, fields={"title"}) == ["# Kiwi\ntext"]
+    (cut,) = tokens.cuts(60, markdown=True, fields={"title"})
+    assert (cut.line_ends, cut.page_ends) == (6, 1)
 
 
 def test_headings_lead_passages_and_stand_above_those_that_follow():

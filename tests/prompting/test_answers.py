@@ -8,7 +8,7 @@ from prompt_mixture import mixed_logprobs
 
 from memlm.api.answers import AnswerRequest, passage_settings
 from memlm.api.chat import Message
-from memlm.api.passages import Passage
+from memlm.api.passages import Passage, Sentence
 from memlm.data.corpus import Document
 from memlm.errors import InvalidInput, NotFound
 from memlm.indexing.build import build_index
@@ -360,6 +360,12 @@ def test_a_passage_that_is_alone_points_at_its_sentence(asked):
     assert "relevant sentence" not in several
 
 
+@pytest.mark.parametrize("sentence", ["text", 5, Sentence(5), Sentence("a\0b"), Sentence("a", words=(5,))])
+def test_a_sentence_that_is_none_is_refused_by_name(sentence):
+    with pytest.raises(InvalidInput, match="sentence"):
+        AnswerRequest(QUESTION, (replace(PASSAGES[0], sentence=sentence),))
+
+
 def test_a_large_model_is_not_pointed_at_a_sentence(asked, monkeypatch):
     lm, _ = asked
     passage = replace(PASSAGES[0], text="One. Another port. Third.", sentence=None)
@@ -372,3 +378,13 @@ def test_a_question_that_fits_only_without_its_label_is_asked_bare(asked):
     budget = num_tokens(lm, kind, bare_prompt(kind))
     answer = lm.answer(QUESTION, PASSAGES[:1], seed=1, max_tokens=2, budget=budget)
     assert (answer.prompt, answer.left_out) == (bare_prompt(kind), tuple(PASSAGES[:1]))
+
+
+def test_a_passage_that_fits_only_without_its_pointer_has_none(asked):
+    lm, _ = asked
+    passage = replace(PASSAGES[0], text="The gate has a lock. Its port is 8443.", sentence=None)
+    whole = lm.answer(QUESTION, [passage], seed=1, max_tokens=2)
+    less = lm.answer(QUESTION, [passage], seed=1, max_tokens=2, budget=whole.num_prompt_tokens - 1)
+    assert "Most relevant sentence" in whole.prompt
+    assert "Most relevant sentence" not in less.prompt
+    assert [each.document_id for each in less.passages] == ["doc-0"]

@@ -114,6 +114,13 @@ def test_a_word_is_one_word_in_every_form(spellings):
         assert words_of(text)[1:-1] == list(word)
 
 
+def test_a_long_run_of_letters_is_one_word_in_linear_time():
+    """Names within it are looked for once. From each of its letters, this would take minutes."""
+    run = "ab" * 500_000
+    assert words_of(run) == terms_of(run) == [run]
+    assert terms_of(f"{run}.c-d") == [run, "c", "d", f"{run}_c_d"]
+
+
 def test_different_words_stay_different():
     words = ["C", "C++", "C#", "F#", "ete", "été", "हिन्दी", "हिन्द", "कि", "की", "s", "ß", "🙂", "❤"]
     assert len({tuple(words_of(word)) for word in words}) == len(words)

@@ -26,14 +26,14 @@ def passage(text: str, **fields: object) -> Passage:
 def by_loops(question: str, text: str, above: str, weights: dict[str, float]) -> str:
     """The sentence, by the definition."""
     best, most = "", -1.0
-    for begin, end in sentences_of(text):
+    for span in sentences_of(text):
         found = 0.0
         for forms in forms_of(question):
-            is_in = set(forms) & set(terms_of(text[begin:end]))
+            is_in = set(forms) & set(terms_of(span.of(text)))
             if is_in and not set(forms) & set(terms_of(above)):
                 found += weights[forms[0]]
         if found > most:
-            best, most = text[begin:end], found
+            best, most = span.of(text), found
     return best
 
 
@@ -76,6 +76,11 @@ def test_a_heading_is_pointed_at_only_where_nothing_else_is() -> None:
     assert pointed_out("port", [passage("# Port\nIt is 8443.")])[0].sentence.text == "It is 8443."
     assert pointed_out("port", [passage("# Port")])[0].sentence.text == "# Port"
     assert pointed_out("port", [passage("  ")])[0].sentence is None
+    code = "# Gate\nRead this page first.\n```sh\n# the port of the gate\nserve --port 7443\n```\n#7443 is mine."
+    assert (
+        pointed_out("port of the gate", [passage(code)])[0].sentence.text == "# the port of the gate\nserve --port 7443"
+    )
+    assert pointed_out("is it mine?", [passage(code)])[0].sentence.text == "#7443 is mine."
 
 
 def test_what_a_caller_points_at_stays() -> None:

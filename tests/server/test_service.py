@@ -19,7 +19,7 @@ from running import PATIENCE_S, RunningServer, alike
 from memlm.api.answers import AnswerRequest, FindPassagesRequest
 from memlm.api.chat import ChatRequest
 from memlm.api.datastores import AddDocumentsRequest, ListDatastoresRequest, SearchRequest, StoreInfo
-from memlm.api.generation import Accepted, Finished, Token, TokenizeRequest
+from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest, Token, TokenizeRequest
 from memlm.api.handles import TokenStream
 from memlm.api.params import GenerateRequest, SamplingParams, StreamRequest
 from memlm.api.request import Request
@@ -398,6 +398,13 @@ def test_a_request_without_one_answer_is_refused(client: Client, lm: LanguageMod
             ask(GenerateRequest(PROMPT))
         with pytest.raises(InvalidInput, match="AddDocumentsRequest"):
             ask(AddDocumentsRequest("store"))
+        for wrong in ("text", ResumeGenerationRequest("a"), None):
+            with pytest.raises(InvalidInput):
+                ask(wrong)
+    for stream in (client.stream, lm.stream):
+        for wrong in ("text", GetModelRequest(), None):
+            with pytest.raises(InvalidInput, match="GenerateRequest"):
+                stream(wrong)
 
 
 def test_health_says_serving(channel: grpc.Channel) -> None:

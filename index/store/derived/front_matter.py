@@ -40,17 +40,19 @@ def may_begin_front_matter(content: bytes) -> bool:
 
 
 def size_of_front_matter(content: bytes, known: Collection[str]) -> int:
-    """The bytes at the beginning of a text that hold its fields and the empty lines behind them. 0 where none of the
-    fields is `known`, or no text follows. A tokenizer may begin the text with a space.
+    """The bytes at the beginning of a text that hold its fields and the empty lines behind them. 0 where a field with
+    a value is not `known`, which would be found nowhere, or no text follows. A tokenizer may begin the text with a
+    space.
     """
     begin = content.startswith(b" ")
     text = content[begin:].decode(errors="surrogateescape")
     found, end = front_matter_of(text)
     rest = text[end:]
-    if not rest.strip() or not {name for name, _ in found} & set(known):
+    unknown = [name for name, lines in found if name not in known and any(lines)]
+    if not rest.strip() or not found or unknown:
         return 0
-    empty = rest[: len(rest) - len(rest.lstrip(" \t\r\n"))]
-    end += empty.rfind("\n") + 1  # spaces before the text are of it
+    empty = rest[: len(rest) - len(rest.lstrip(" \t\r\n\f"))]
+    end += max(empty.rfind("\n"), empty.rfind("\f")) + 1  # spaces before the text are of it
     return begin + len(text[:end].encode(errors="surrogateescape"))
 
 

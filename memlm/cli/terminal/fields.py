@@ -116,7 +116,7 @@ class _Leaf:
         try:
             return tuple(map(parse, given)) if self.is_repeated else parse(given)
         except InvalidInput as error:
-            raise typer.BadParameter(f"{self.flags[0]}: {error}") from None
+            raise typer.BadParameter(f"{self.flag}: {error}") from None
 
 
 def _leaves(record: type, leave_out: Collection[str], path: tuple[str, ...] = ()) -> Iterator[_Leaf]:

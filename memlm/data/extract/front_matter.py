@@ -12,7 +12,8 @@ This is a small part of YAML. A field is a line `name: value` at the very left. 
 quotes, or a list of texts: in brackets, or an item behind `- ` on each of the next lines. Numbers, dates and `true` are
 texts too. `#` behind a space begins a comment. A field of any other form is left out, as one with fields of its own is,
 one of several lines, or one without a value. Another line at the left says that this is no such block but text between
-two rules. The block stays a part of the text, so that lines keep their numbers, and is in no passage.
+two rules. The block stays a part of the text, so that lines keep their numbers. It is in no passage where all of its
+fields are read.
 """
 
 from __future__ import annotations
