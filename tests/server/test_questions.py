@@ -108,7 +108,7 @@ def test_an_answer_is_that_of_the_library(asked: Any, options: dict[str, Any]) -
 def test_given_passages_are_the_only_ones(asked: Any, given: list[Passage]) -> None:
     _, client, lm = asked
     answer = client.answer(QUESTION, given, **ALONE)
-    assert answer.passages == tuple(given)
+    assert [replace(each, sentence=None) for each in answer.passages] == given
     assert parts(answer) == parts(lm.answer(QUESTION, given, **ALONE))
 
 
