@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -459,6 +460,55 @@ def test_the_making_of_a_datastore_goes_on_after_a_kill(
         assert client.datastores.get("new").num_documents == 15
         assert client.datastores.sync("new", docs).result(PATIENCE_S).sync == SyncOutcome(num_unchanged=15)
         assert len(folders_of(tmp_path / "stores", "new")) == 1
+
+
+@pytest.fixture
+def victim(ground: Ground, corpus_folder: Path) -> Iterator[str]:
+    """The folder of a datastore that was in service, with the document OWN."""
+    ground.client.datastores.build("victim", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
+    yield ground.client.datastores.unload("victim").path
+    assert ground.client.datastores.get("victim").num_documents == 1
+    folder = ground.stores / ground.client.datastores.unload("victim").path
+    assert folders_of(ground.stores, "victim") == [folder]
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", ["sync", "build"])
+def test_what_is_loaded_while_one_of_its_name_is_made_stays(ground: Ground, victim: str, kind: str) -> None:
+    docs, datastores = large(ground.docs), ground.client.datastores
+    corpus = str(shutil.copytree(docs, ground.halts.parent / "made", dirs_exist_ok=True))
+    job, pid = ground.halt(
+        lambda: (
+            datastores.sync("victim", docs, replace=True, check="none")  # of documents
+            if kind == "sync"
+            else datastores.build("victim", corpus, check="none")
+        )
+    )
+    datastores.load(victim, "victim")
+    os.kill(pid, signal.SIGCONT)
+    with pytest.raises(AlreadyExists, match="another datastore 'victim' was loaded"):
+        job.result(PATIENCE_S)
+    assert datastores.get("victim").path == victim
+
+
+def test_what_is_being_loaded_when_one_of_its_name_is_made_stays(ground: Ground, victim: str) -> None:
+    """It opens so slowly that no name is taken yet when the other goes into service."""
+    job, pid = ground.halt(lambda: ground.client.datastores.sync("victim", large(ground.docs), check="none"))
+    manifest = max((ground.stores / victim).glob("manifest-*"))
+    content = manifest.read_bytes()
+    manifest.unlink()
+    os.mkfifo(manifest)  # opens once somebody writes to it
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(ground.client.datastores.load, victim, "victim")
+        with manifest.open("wb") as fifo:  # once the load reads it
+            os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: "victim" in (ground.stores / "stores.json").read_text())
+            manifest.unlink()
+            manifest.write_bytes(content)
+            fifo.write(content)
+        assert loading.result(PATIENCE_S).path == victim
+    with pytest.raises(AlreadyExists, match="another datastore 'victim' was loaded"):
+        job.result(PATIENCE_S)
 
 
 def test_a_datastore_whose_making_is_cancelled_leaves_nothing(ground: Ground) -> None:
