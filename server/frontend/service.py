@@ -240,7 +240,7 @@ class Service:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
         opening = replace(first, documents=(), keep=(), num_documents=0)
         request = self._rights.authorize(call.record.name, call.caller, opening)
-        self._jobs.check(request)  # before anything is read
+        self._jobs.check_before_upload(request, call.caller.name)
         with self._jobs.upload(call.queue_key, is_sync=bool(request.sync)) as upload:
             message = first
             await asyncio.to_thread(upload.take, message)

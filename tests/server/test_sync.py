@@ -462,6 +462,28 @@ def test_the_making_of_a_datastore_goes_on_after_a_kill(
         assert len(folders_of(tmp_path / "stores", "new")) == 1
 
 
+def test_a_repeated_request_is_the_operation_that_makes_the_datastore(ground: Ground) -> None:
+    """While that runs, and afterwards. One of the same id with other documents is another request."""
+    first = AddDocumentsRequest("again", request_id="mine", sync="notes", check="none", keys="none")
+    documents = tuple(NewDocument(f"d-{n}", make_text(n, 400)) for n in range(12))
+    end = AddDocumentsRequest(num_documents=len(documents))
+    with grpc.insecure_channel(ground.server.address) as channel:
+
+        def sync(*documents: NewDocument) -> Operation:
+            messages = map(codec.to_wire, (first, AddDocumentsRequest(documents=documents), end))
+            reply = DatastoresStub(channel).AddDocuments(messages, timeout=PATIENCE_S)
+            return ground.client.operations.open(reply.name)
+
+        job, pid = ground.halt(lambda: sync(*documents))
+        assert sync(*documents).name == job.name
+        with pytest.raises(grpc.RpcError, match="which was another request; choose another"):
+            sync(*documents[:-1], NewDocument("other", "a text"))
+        os.kill(pid, signal.SIGCONT)
+        assert job.result(PATIENCE_S).sync.num_added == 12
+        assert sync(*documents).name == job.name
+    ground.client.datastores.unload("again")
+
+
 @pytest.fixture
 def victim(ground: Ground, corpus_folder: Path) -> Iterator[str]:
     """The folder of a datastore that was in service, with the document OWN."""
