@@ -249,7 +249,8 @@ class Service:
                     raise InvalidInput("sync is in a message behind the first; name the folder there", field="sync")
                 await asyncio.to_thread(upload.take, message)
             await asyncio.to_thread(upload.finish, message.num_documents)
-            operation = await self._jobs.submit(request, call.caller.name, upload)
+            may_create = call.caller.may_call("BuildDatastore")
+            operation = await self._jobs.submit(request, call.caller.name, upload, may_create=may_create)
         return self._rights.redact(call.caller, operation)
 
     async def stream(self, call: AdmittedCall, request: Any) -> AsyncGenerator[WireEvent, None]:

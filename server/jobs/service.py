@@ -82,7 +82,7 @@ class JobService:
         if self._earlier(owner, request.request_id) is None:
             self._check(request)
 
-    def _check(self, request: JobRequest, *, is_uploaded: bool = False) -> None:
+    def _check(self, request: JobRequest, *, is_uploaded: bool = False, may_create: bool = True) -> None:
         """Raises as `submit` does, before an upload and again when its documents have been `is_uploaded`."""
         if self._records.folder is None or not self._config.index_workers:
             raise Incompatible(
@@ -99,7 +99,7 @@ class JobService:
             if request.glob is not None:
                 check_glob(request.glob)
             self._check_new(request.store, replaces=request.replace)
-        elif self._creates(request):
+        elif may_create and self._creates(request):
             self._check_new(str(request.store))
         else:
             self._stores.path_of(request.store)
@@ -138,8 +138,11 @@ class JobService:
             self._runner.prepare()
             yield upload
 
-    async def submit(self, request: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
-        """Starts a job, and returns once its record is on disk.
+    async def submit(
+        self, request: JobRequest, owner: str, upload: Upload | None = None, *, may_create: bool = True
+    ) -> OperationInfo:
+        """Starts a job, and returns once its record is on disk. A synchronization makes a datastore that is not there,
+        or was unloaded during the upload, if it `may_create` one.
 
         Raises Incompatible on a server without jobs, Overloaded if too many jobs wait, NotFound, AlreadyExists or
         PermissionDenied for datastores and paths, and AlreadyExists if another request had the same request id.
@@ -153,7 +156,7 @@ class JobService:
                         " another"
                     )
                 return earlier.info()
-            self._check(request, is_uploaded=upload is not None)
+            self._check(request, is_uploaded=upload is not None, may_create=may_create)
             job = self._job_of(request, owner, digest, upload)
             await self._record(job, upload)
         self._runner.wake()
