@@ -289,7 +289,7 @@ class JobRunner:
 
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
-        if job.creates and job.request.get("dry_run"):
+        if job.creates and not job.publishes:
             return
         if not job.creates or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)

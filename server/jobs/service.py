@@ -100,18 +100,21 @@ class JobService:
                 check_glob(request.glob)
             self._check_new(request.store, replaces=request.replace)
         elif may_create and self._creates(request):
-            self._check_new(str(request.store))
+            self._check_new(str(request.store), is_sync=True)
         else:
             self._stores.path_of(request.store)
 
-    def _check_new(self, store: str, *, replaces: bool = False) -> None:
+    def _check_new(self, store: str, *, replaces: bool = False, is_sync: bool = False) -> None:
         check_store_name(store)
         assert self._records.folder is not None  # `_check` has seen to it
         self._stores.check_put(store, self._records.folder)
-        if not replaces and (
-            store in self._stores.paths
-            or any(job.is_open and job.creates and job.store == store for job in self._records)
-        ):
+        is_coming = any(job.is_open and job.publishes and job.store == store for job in self._records)
+        if is_sync and is_coming:  # it may wait, as it would for another synchronization of one that is there
+            raise Overloaded(
+                f"a datastore {store!r} is being made by another operation; synchronize again once it is there",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if not replaces and (is_coming or store in self._stores.paths):
             raise AlreadyExists(
                 f"there is a datastore {store!r} already, or one is being built; wait for it, ask for its replacement"
                 " (replace), or choose another name"

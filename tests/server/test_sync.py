@@ -30,7 +30,7 @@ from memlm.base.progress import COMPARING
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
 from memlm.data.synced_folder import SyncedFolder, hash_of
-from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, PermissionDenied
+from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.indexing.sync import sync_index
@@ -445,8 +445,9 @@ def test_the_making_of_a_datastore_goes_on_after_a_kill(
     with serve(tmp_path, model_folder, corpus_folder) as server, Client(server.address) as client:
         ground = Ground(server, client, docs, tmp_path / "stores", tmp_path / "halts")
         job, pid = ground.halt(lambda: client.datastores.sync("new", docs, check="none"))
-        with pytest.raises(AlreadyExists, match="is being built"):
+        with pytest.raises(Overloaded, match="synchronize again once it is there") as refused:  # and --watch does
             client.datastores.sync("new", docs)
+        assert refused.value.retry_after_s == 5.0
         with pytest.raises(AlreadyExists, match="is being built"):
             client.datastores.build("new", str(corpus_folder / OWN))
         if who == "server":
@@ -671,7 +672,7 @@ def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Gro
         "num_replaced": 0,
         "num_deleted": 0,
         "num_kept": 0,
-    }  # as in this process
+    }  # the fields are those in this process
     assert ground.ids() == set()
     with subprocess.Popen(
         [*command, "--watch"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
