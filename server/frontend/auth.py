@@ -55,10 +55,14 @@ class Principal:
         if self.requests_per_minute is not None:
             self._take_token(self.requests_per_minute / 60)
 
+    def may_call(self, call: str) -> bool:
+        """Whether the token may make a call."""
+        return self.calls is None or call in self.calls
+
     def check_right(self, call: str) -> None:
         """Raises PermissionDenied for a call that the token may not make."""
-        if self.calls is not None and call not in self.calls:
-            allowed = ", ".join(sorted(self.calls)) or "nothing"
+        if not self.may_call(call):
+            allowed = ", ".join(sorted(self.calls or ())) or "nothing"
             raise PermissionDenied(f"the token {self.name!r} may not call {call}; it may call {allowed}")
 
     def continue_rate_limit(self, previous: Principal) -> None:

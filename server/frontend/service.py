@@ -240,7 +240,7 @@ class Service:
             raise InvalidInput("nothing was sent; the first message says which datastore", field="store")
         opening = replace(first, documents=(), keep=(), num_documents=0)
         request = self._rights.authorize(call.record.name, call.caller, opening)
-        self._jobs.check(request)  # before anything is read
+        self._jobs.check_before_upload(request, call.caller.name)
         with self._jobs.upload(call.queue_key, is_sync=bool(request.sync)) as upload:
             message = first
             await asyncio.to_thread(upload.take, message)
@@ -249,7 +249,8 @@ class Service:
                     raise InvalidInput("sync is in a message behind the first; name the folder there", field="sync")
                 await asyncio.to_thread(upload.take, message)
             await asyncio.to_thread(upload.finish, message.num_documents)
-            operation = await self._jobs.submit(request, call.caller.name, upload)
+            may_create = call.caller.may_call("BuildDatastore")
+            operation = await self._jobs.submit(request, call.caller.name, upload, may_create=may_create)
         return self._rights.redact(call.caller, operation)
 
     async def stream(self, call: AdmittedCall, request: Any) -> AsyncGenerator[WireEvent, None]:

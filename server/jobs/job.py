@@ -80,6 +80,16 @@ class Job:
         return self.kind == BUILD or bool(self.request.get("creates"))
 
     @property
+    def publishes(self) -> bool:
+        """Whether what it makes goes into service: all but a dry run of a synchronization."""
+        return self.creates and not self.request.get("dry_run")
+
+    @property
+    def replaces(self) -> bool:
+        """Whether what it makes takes the place of a datastore of its name. `replace` of others is about documents."""
+        return self.kind == BUILD and bool(self.request.get("replace"))
+
+    @property
     def is_open(self) -> bool:
         """Whether it waits or runs."""
         return self.state in (JobState.QUEUED, JobState.RUNNING)

@@ -289,7 +289,7 @@ class JobRunner:
 
     async def _publish(self, job: Job, report: JobReport) -> None:
         """Puts the result of a job in service. Without a worker at present, the next one loads it."""
-        if job.creates and job.request.get("dry_run"):
+        if job.creates and not job.publishes:
             return
         if not job.creates or self._stores.paths.get(job.store) == Path(job.path):
             await self._wait_until_served(job.store)
@@ -357,19 +357,26 @@ class JobRunner:
         raise Unavailable(f"the process that deletes documents from the replacement of {job.store!r} died")
 
     async def _put_in_service(self, job: Job) -> None:
-        """Puts a new datastore in service, in place of the old one of its name."""
+        """Puts a new datastore in service, for a job that `replaces` in place of the old one of its name. Raises
+        AlreadyExists for another job where one was loaded meanwhile, which stays.
+        """
         before, path = self._stores.paths.get(job.store), Path(job.path)
+        if before is not None and not job.replaces:
+            raise _taken_error(job)
         self._stores.put(job.store, path)
         try:
             with suppress(Unavailable):
-                load = LoadDatastoreRequest(job.path, job.store, replace=True)
+                load = LoadDatastoreRequest(job.path, job.store, replace=job.replaces)
                 await self._workers.broadcast(load, lambda _: None, internal=True)
             self._workers.mark_deleted(job.store)
-        except MemlmError:
-            if before is None:
-                self._stores.remove(job.store)
-            else:
-                self._stores.put(job.store, before)
+        except MemlmError as error:
+            if self._stores.paths.get(job.store) == path:  # else a load that the workers did first has put its own
+                if before is None:
+                    self._stores.remove(job.store)
+                else:
+                    self._stores.put(job.store, before)
+            if isinstance(error, AlreadyExists):
+                raise _taken_error(job) from error
             raise
         if before is not None and before.resolve() != path.resolve():
             await asyncio.to_thread(self._stores.discard, before)
@@ -414,8 +421,9 @@ class JobRunner:
             log.error("what %s deleted may still be in %s: %s", job.name, job.store, trouble)
         job.state, job.ended_s = state, time.time()
         job.report = None if report is None else asdict(report)
+        is_served = job.is_published and self._stores.paths.get(job.store) == Path(job.path)
         served = f"; the documents are in {job.store!r}, and not all of their keys"
-        message = f"{error}{served if job.is_published and state == JobState.FAILED else ''}"
+        message = f"{error}{served if is_served and state == JobState.FAILED else ''}"
         job.error = None if error is None else {"kind": kind_of(error).__name__, "message": message}
         job.request, job.deleted = {}, []  # they may name documents; the digest tells whether a request is the same
         try:
@@ -434,3 +442,10 @@ def cancelled_error(job: Job) -> Cancelled:
     if job.is_published:
         return Cancelled(f"{job.name} was cancelled; {job.store!r} has its documents, and not all of their keys")
     return Cancelled(f"{job.name} was cancelled; {job.store!r} is as it was before")
+
+
+def _taken_error(job: Job) -> AlreadyExists:
+    return AlreadyExists(
+        f"another datastore {job.store!r} was loaded while {job.name} made one, and stays; unload it and try again, or"
+        " choose another name"
+    )

@@ -75,12 +75,15 @@ class JobService:
         """Jobs that wait or run."""
         return self._records.num_open
 
-    def check(self, request: JobRequest, *, is_uploaded: bool = False) -> None:
-        """Checks a request, before an upload and again when its documents have been `is_uploaded`.
-
-        Raises Incompatible on a server without jobs, Overloaded if too many jobs wait, and NotFound, AlreadyExists or
-        PermissionDenied for datastores and paths.
+    def check_before_upload(self, request: AddDocumentsRequest, owner: str) -> None:
+        """Raises as `submit` will, as far as that is known before the documents come. A request with the id of an
+        earlier one begins nothing, and waits for nothing.
         """
+        if self._earlier(owner, request.request_id) is None:
+            self._check(request)
+
+    def _check(self, request: JobRequest, *, is_uploaded: bool = False, may_create: bool = True) -> None:
+        """Raises as `submit` does, before an upload and again when its documents have been `is_uploaded`."""
         if self._records.folder is None or not self._config.index_workers:
             raise Incompatible(
                 "this server neither builds nor extends datastores; start it with --store-dir, or use `memlm index`"
@@ -96,19 +99,22 @@ class JobService:
             if request.glob is not None:
                 check_glob(request.glob)
             self._check_new(request.store, replaces=request.replace)
-        elif self._creates(request):
-            self._check_new(str(request.store))
+        elif may_create and self._creates(request):
+            self._check_new(str(request.store), is_sync=True)
         else:
             self._stores.path_of(request.store)
 
-    def _check_new(self, store: str, *, replaces: bool = False) -> None:
+    def _check_new(self, store: str, *, replaces: bool = False, is_sync: bool = False) -> None:
         check_store_name(store)
-        assert self._records.folder is not None  # `check` has seen to it
+        assert self._records.folder is not None  # `_check` has seen to it
         self._stores.check_put(store, self._records.folder)
-        if not replaces and (
-            store in self._stores.paths
-            or any(job.is_open and job.creates and job.store == store for job in self._records)
-        ):
+        is_coming = any(job.is_open and job.publishes and job.store == store for job in self._records)
+        if is_sync and is_coming:  # it may wait, as it would for another synchronization of one that is there
+            raise Overloaded(
+                f"a datastore {store!r} is being made by another operation; synchronize again once it is there",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        if not replaces and (is_coming or store in self._stores.paths):
             raise AlreadyExists(
                 f"there is a datastore {store!r} already, or one is being built; wait for it, ask for its replacement"
                 " (replace), or choose another name"
@@ -121,10 +127,10 @@ class JobService:
 
     @contextmanager
     def upload(self, caller: str, *, is_sync: bool = False) -> Iterator[Upload]:
-        """Opens a file for documents, after `check`. An index worker loads the model while they arrive. Raises
-        Overloaded for a caller with too many uploads.
+        """Opens a file for documents, after `check_before_upload`. An index worker loads the model while they arrive.
+        Raises Overloaded for a caller with too many uploads.
         """
-        assert self._records.folder is not None  # `check` has seen to it
+        assert self._records.folder is not None  # `_check` has seen to it
         config = self._config
         with (
             self._uploads.hold(caller, 1),
@@ -135,13 +141,17 @@ class JobService:
             self._runner.prepare()
             yield upload
 
-    async def submit(self, request: JobRequest, owner: str, upload: Upload | None = None) -> OperationInfo:
-        """Starts a job, and returns once its record is on disk.
+    async def submit(
+        self, request: JobRequest, owner: str, upload: Upload | None = None, *, may_create: bool = True
+    ) -> OperationInfo:
+        """Starts a job, and returns once its record is on disk. A synchronization makes a datastore that is not there,
+        or was unloaded during the upload, if it `may_create` one.
 
-        Raises as `check` does, and AlreadyExists if another request had the same request id.
+        Raises Incompatible on a server without jobs, Overloaded if too many jobs wait, NotFound, AlreadyExists or
+        PermissionDenied for datastores and paths, and AlreadyExists if another request had the same request id.
         """
         digest = _digest(request, upload)
-        async with self._submitting:  # so that no two pass `check` for one name, or begin one request twice
+        async with self._submitting:  # so that no two pass `_check` for one name, or begin one request twice
             if earlier := self._earlier(owner, request.request_id):
                 if earlier.digest != digest:
                     raise AlreadyExists(
@@ -149,7 +159,7 @@ class JobService:
                         " another"
                     )
                 return earlier.info()
-            self.check(request, is_uploaded=upload is not None)
+            self._check(request, is_uploaded=upload is not None, may_create=may_create)
             job = self._job_of(request, owner, digest, upload)
             await self._record(job, upload)
         self._runner.wake()
@@ -250,7 +260,7 @@ class JobService:
 
     def _job_of(self, request: JobRequest, owner: str, digest: str, upload: Upload | None) -> Job:
         id_, creates = token_hex(8), self._creates(request)
-        assert self._stores.folder is not None  # `check` has seen to it
+        assert self._stores.folder is not None  # `_check` has seen to it
         new = self._stores.folder / f"{request.store}-{id_}"
         if isinstance(request, BuildDatastoreRequest):
             return Job(id_, owner, BUILD, request.store, str(new), asdict(request), digest, request.request_id)

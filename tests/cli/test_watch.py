@@ -7,7 +7,7 @@ import pytest
 
 from memlm.cli.store import sync
 from memlm.data.corpus import Corpus
-from memlm.errors import InvalidInput
+from memlm.errors import InvalidInput, Overloaded
 
 
 class Stop(BaseException):
@@ -83,3 +83,21 @@ def test_what_hinders_a_watch_is_told_once_and_ends_nothing(
     (docs / ".gitignore").write_bytes(b"x" * (2 << 20))
     with pytest.raises(InvalidInput, match="gitignore"):
         sync.at_each_change(Corpus([docs]), lambda: [*Corpus([docs])] and None, watch=False)
+
+
+def test_what_passes_by_itself_is_tried_again_while_no_file_changes(
+    docs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where another operation makes the datastore."""
+    clock, times = Ticking(lambda slept: None), list[float]()
+    monkeypatch.setattr(sync, "time", clock)
+
+    def do() -> None:
+        times.append(clock.now_s)
+        if len(times) <= 2:
+            raise Overloaded("is being made")
+
+    with pytest.raises(Stop):
+        sync.at_each_change(Corpus([docs]), do, watch=True)
+    assert times == [0.0, 4.0, 8.0]
+    assert capsys.readouterr().err.count("is being made") == 2

@@ -14,7 +14,7 @@ from memlm.api.operations import JobState
 from memlm.base import files
 from memlm.base.clock import Clock
 from memlm.base.files import read_signed
-from memlm.errors import AlreadyExists
+from memlm.errors import AlreadyExists, Overloaded
 from memlm.server.config import ServerConfig
 from memlm.server.inference.pool import WorkerPool
 from memlm.server.jobs.job import Job
@@ -140,6 +140,30 @@ async def test_submissions_take_turns_so_that_one_request_id_is_one_operation(
     assert (await first).name == (await second).name
     with pytest.raises(AlreadyExists, match="is being built"):
         await other
+
+
+async def test_a_name_is_taken_by_what_will_be_served_and_by_no_dry_run(tmp_path: Path) -> None:
+    """A synchronization is to come again, since there will be a datastore for it; a build is not."""
+    (tmp_path / "text.txt").write_text("some text")
+    jobs = jobs_of(tmp_path)
+
+    async def sync(*, dry_run: bool = False) -> str:
+        request = AddDocumentsRequest("docs", sync="notes", dry_run=dry_run)
+        jobs.check_before_upload(request, "ann")
+        with Upload(tmp_path / "stores" / "jobs", 1 << 20, is_sync=True) as upload:
+            upload.take(AddDocumentsRequest(documents=(NewDocument("a", "a text"),)))
+            upload.finish(1)
+            return (await jobs.submit(request, "ann", upload)).name
+
+    names = [await sync(dry_run=True), await sync(dry_run=True), await sync()]
+    assert len(set(names)) == 3
+    for dry_run in (False, True):
+        with pytest.raises(Overloaded, match="synchronize again once it is there") as refused:
+            await sync(dry_run=dry_run)
+        assert refused.value.retry_after_s > 0
+    with pytest.raises(AlreadyExists, match="is being built"):
+        await jobs.submit(BuildDatastoreRequest("docs", (str(tmp_path / "text.txt"),)), "ann")
+    assert jobs.num_open == 3
 
 
 async def test_owners_take_turns(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 from hostile import METHODS
-from running import PATIENCE_S, RunningServer
+from running import PATIENCE_S, RunningServer, wait_until
 
-from memlm.api.datastores import LoadDatastoreRequest, NewDocument, SearchRequest, StoreInfo
+from memlm.api.datastores import AddDocumentsRequest, LoadDatastoreRequest, NewDocument, SearchRequest, StoreInfo
 from memlm.api.params import GenerateRequest, RetrievalParams, StoreWeight
 from memlm.api.scoring import ScoreRequest
 from memlm.client import Client
@@ -24,8 +25,10 @@ from memlm.server.config import ServerConfig
 from memlm.server.frontend.auth import Principal
 from memlm.server.frontend.rights import RULES, Rights, _no_store, _own_resource
 from memlm.server.registry import DatastoreRegistry
+from memlm.v1.datastores_pb2_grpc import DatastoresStub
+from memlm.wire import codec
 
-ROOT, EVE = "the operator's secret", "eve's own secret 00"
+ROOT, EVE, BOB = "the operator's secret", "eve's own secret 00", "bob's own secret 00"
 SECRET = ("payroll", "hidden", "gone", "given", "salar")  # of names, folders and texts of others
 
 
@@ -157,6 +160,7 @@ def house(
     (folder / "tokens.toml").write_text(
         f"[[token]]\nname = 'root'\nsecret = {json.dumps(ROOT)}\n"
         f"[[token]]\nname = 'eve'\nsecret = {json.dumps(EVE)}\nstores = ['mine', 'mine-too']\n"
+        f"[[token]]\nname = 'bob'\nsecret = {json.dumps(BOB)}\ncalls = ['AddDocuments', 'DeleteDocuments']\n"
     )
     (folder / "tokens.toml").chmod(0o600)
     options = ("--threads", "1", "--auth-file", str(folder / "tokens.toml"), "--store-dir", str(folder / "stores"))
@@ -281,3 +285,27 @@ def test_callers_see_no_absolute_path_and_the_log_has_it(house: House) -> None:
     assert "broken/CURRENT" in str(refused.value)
     assert str(house.folder) not in message_of(refused.value)
     assert str(damaged / "CURRENT") in house.server.output
+
+
+def test_who_may_not_build_makes_no_datastore_in_place_of_one_that_goes_during_the_upload(
+    house: House, corpus_folder: Path
+) -> None:
+    """The right was not needed when the upload began, and is looked at again at its end."""
+    stores = house.folder / "stores"
+    house.root.datastores.build("shared", str(corpus_folder), keys="none", check="none").result(PATIENCE_S)
+    before = set(stores.glob("shared-*"))
+
+    def messages() -> Iterator[object]:
+        yield codec.to_wire(AddDocumentsRequest("shared", sync="notes", check="none"))
+        wait_until(lambda: list((stores / "jobs").glob("*.ways")))
+        house.root.datastores.unload("shared")
+        yield codec.to_wire(AddDocumentsRequest(documents=(NewDocument("new", "text"),), num_documents=1))
+
+    with grpc.insecure_channel(house.server.address) as channel, pytest.raises(grpc.RpcError) as refused:
+        DatastoresStub(channel).AddDocuments(
+            messages(), timeout=PATIENCE_S, metadata=[("authorization", f"Bearer {BOB}")]
+        )
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "no datastore 'shared' is loaded" in refused.value.details()
+    assert set(stores.glob("shared-*")) == before
+    assert not list((stores / "jobs").glob("*.ways"))

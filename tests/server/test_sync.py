@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from memlm.base.progress import COMPARING
 from memlm.client import AsyncClient, Client
 from memlm.data.corpus import Corpus
 from memlm.data.synced_folder import SyncedFolder, hash_of
-from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, PermissionDenied
+from memlm.errors import AlreadyExists, Cancelled, InvalidInput, MemlmError, NotFound, Overloaded, PermissionDenied
 from memlm.index.store.datastore import Datastore
 from memlm.indexing.build import build_index
 from memlm.indexing.sync import sync_index
@@ -444,8 +445,9 @@ def test_the_making_of_a_datastore_goes_on_after_a_kill(
     with serve(tmp_path, model_folder, corpus_folder) as server, Client(server.address) as client:
         ground = Ground(server, client, docs, tmp_path / "stores", tmp_path / "halts")
         job, pid = ground.halt(lambda: client.datastores.sync("new", docs, check="none"))
-        with pytest.raises(AlreadyExists, match="is being built"):
+        with pytest.raises(Overloaded, match="synchronize again once it is there") as refused:  # and --watch does
             client.datastores.sync("new", docs)
+        assert refused.value.retry_after_s == 5.0
         with pytest.raises(AlreadyExists, match="is being built"):
             client.datastores.build("new", str(corpus_folder / OWN))
         if who == "server":
@@ -459,6 +461,77 @@ def test_the_making_of_a_datastore_goes_on_after_a_kill(
         assert client.datastores.get("new").num_documents == 15
         assert client.datastores.sync("new", docs).result(PATIENCE_S).sync == SyncOutcome(num_unchanged=15)
         assert len(folders_of(tmp_path / "stores", "new")) == 1
+
+
+def test_a_repeated_request_is_the_operation_that_makes_the_datastore(ground: Ground) -> None:
+    """While that runs, and afterwards. One of the same id with other documents is another request."""
+    first = AddDocumentsRequest("again", request_id="mine", sync="notes", check="none", keys="none")
+    documents = tuple(NewDocument(f"d-{n}", make_text(n, 400)) for n in range(12))
+    end = AddDocumentsRequest(num_documents=len(documents))
+    with grpc.insecure_channel(ground.server.address) as channel:
+
+        def sync(*documents: NewDocument) -> Operation:
+            messages = map(codec.to_wire, (first, AddDocumentsRequest(documents=documents), end))
+            reply = DatastoresStub(channel).AddDocuments(messages, timeout=PATIENCE_S)
+            return ground.client.operations.open(reply.name)
+
+        job, pid = ground.halt(lambda: sync(*documents))
+        assert sync(*documents).name == job.name
+        with pytest.raises(grpc.RpcError, match="which was another request; choose another"):
+            sync(*documents[:-1], NewDocument("other", "a text"))
+        os.kill(pid, signal.SIGCONT)
+        assert job.result(PATIENCE_S).sync.num_added == 12
+        assert sync(*documents).name == job.name
+    ground.client.datastores.unload("again")
+
+
+@pytest.fixture
+def victim(ground: Ground, corpus_folder: Path) -> Iterator[str]:
+    """The folder of a datastore that was in service, with the document OWN."""
+    ground.client.datastores.build("victim", str(corpus_folder / OWN), keys="none", check="none").result(PATIENCE_S)
+    yield ground.client.datastores.unload("victim").path
+    assert ground.client.datastores.get("victim").num_documents == 1
+    folder = ground.stores / ground.client.datastores.unload("victim").path
+    assert folders_of(ground.stores, "victim") == [folder]
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", ["sync", "build"])
+def test_what_is_loaded_while_one_of_its_name_is_made_stays(ground: Ground, victim: str, kind: str) -> None:
+    docs, datastores = large(ground.docs), ground.client.datastores
+    corpus = str(shutil.copytree(docs, ground.halts.parent / "made", dirs_exist_ok=True))
+    job, pid = ground.halt(
+        lambda: (
+            datastores.sync("victim", docs, replace=True, check="none")  # of documents
+            if kind == "sync"
+            else datastores.build("victim", corpus, check="none")
+        )
+    )
+    datastores.load(victim, "victim")
+    os.kill(pid, signal.SIGCONT)
+    with pytest.raises(AlreadyExists, match="another datastore 'victim' was loaded"):
+        job.result(PATIENCE_S)
+    assert datastores.get("victim").path == victim
+
+
+def test_what_is_being_loaded_when_one_of_its_name_is_made_stays(ground: Ground, victim: str) -> None:
+    """It opens so slowly that no name is taken yet when the other goes into service."""
+    job, pid = ground.halt(lambda: ground.client.datastores.sync("victim", large(ground.docs), check="none"))
+    manifest = max((ground.stores / victim).glob("manifest-*"))
+    content = manifest.read_bytes()
+    manifest.unlink()
+    os.mkfifo(manifest)  # opens once somebody writes to it
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(ground.client.datastores.load, victim, "victim")
+        with manifest.open("wb") as fifo:  # once the load reads it
+            os.kill(pid, signal.SIGCONT)
+            wait_until(lambda: "victim" in (ground.stores / "stores.json").read_text())
+            manifest.unlink()
+            manifest.write_bytes(content)
+            fifo.write(content)
+        assert loading.result(PATIENCE_S).path == victim
+    with pytest.raises(AlreadyExists, match="another datastore 'victim' was loaded"):
+        job.result(PATIENCE_S)
 
 
 def test_a_datastore_whose_making_is_cancelled_leaves_nothing(ground: Ground) -> None:
@@ -599,7 +672,7 @@ def test_a_command_prints_what_it_does_and_goes_on_with_what_changes(ground: Gro
         "num_replaced": 0,
         "num_deleted": 0,
         "num_kept": 0,
-    }  # as in this process
+    }  # the fields are those in this process
     assert ground.ids() == set()
     with subprocess.Popen(
         [*command, "--watch"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
