@@ -90,8 +90,8 @@ def test_a_session_continues_a_conversation(lm):
 
 def test_a_session_reads_only_what_is_new(lm):
     with lm.session() as session:
-        list(session.chat(HELLO, temperature=0, max_tokens=6))
-        stream = session.chat(MORE, temperature=0, max_tokens=6)
+        list(session.chat(HELLO, temperature=0, max_tokens=6, num_passages=0))
+        stream = session.chat(MORE, temperature=0, max_tokens=6, num_passages=0)
         list(stream)
     assert stream.finished.usage.prompt_tokens == len(rendered(lm, MORE, continued=True))
 

@@ -103,10 +103,8 @@ def test_equal_and_nearly_equal_texts_count_once_and_name_their_places(found):
     copies = [Document(f"{number}", text) for number in range(4)]
     nearly, other = Document("5", text.replace("word7 ", "WORD 7 ")), Document("6", text.replace("word1", "gnu"))
     passages = found(*copies, nearly, other, k=2)
-    assert [each.document_id for each in passages] == ["0", "6"]
-    assert passages[0].also == ("1:1", "2:1", "3:1", "5:1")
-    assert passages[1].also == ()
-    (passage,) = found(*copies, nearly, other, k=1)
+    assert {each.document_id: each.also for each in passages} == {"0": ("1:1", "2:1", "3:1", "5:1"), "6": ()}
+    (passage,) = found(*copies, nearly, k=1)
     assert passage.also[:3] == ("1:1", "2:1", "3:1")
     many = [Document(f"{number:02d}", text) for number in range(30)]
     (passage,) = found(*many, k=5)
