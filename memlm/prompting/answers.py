@@ -159,6 +159,8 @@ def _chat_prompt(
         others, budget = whole - size(request.question), whole + BUDGET  # the other messages are encoded once
         if longest is not None:
             budget = min(budget, longest - num_read - (request.sampling.max_tokens or longest // 4))
+            if request.session is not None:  # which keeps the passages: later turns need room too
+                budget = min(budget, whole + longest // 4)
         built = _ask(request.question, passages, budget, lambda text: others + size(text), points=_points(checkpoint))
     except InvalidInput:  # too long without passages too, or messages that only a session's text makes a conversation
         return None

@@ -96,6 +96,14 @@ def test_a_session_reads_only_what_is_new(lm):
     assert stream.finished.usage.prompt_tokens == len(rendered(lm, MORE, continued=True))
 
 
+def test_the_passages_of_a_turn_leave_a_session_room_for_the_next(lm):
+    """The context is 400 tokens, of which a passage may have 256."""
+    with lm.session() as session:
+        first, second = (session.chat(each, temperature=0, max_tokens=6).result() for each in (HELLO, MORE))
+    assert first.finished.usage.prompt_tokens <= len(rendered(lm, HELLO)) + 100
+    assert second.finished.usage.prompt_tokens >= len(rendered(lm, MORE, continued=True))
+
+
 def test_a_session_of_text_begins_a_conversation(lm):
     with lm.session() as session:
         session.append("the memory of ")
