@@ -6,7 +6,7 @@ takes them one a turn, and `stream_request` runs them all at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -87,8 +87,9 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
     it. Raises InvalidInput for a question that alone exceeds the budget, and NotFound for a name in `exclude_documents`
     that stands for no document of the datastores with passages, or of those that change the probabilities.
     """
-    point: Callable[[], tuple[Passage, ...]] = partial(pointed_out, request.question, request.passages)
-    passages: Sequence[Passage] = yield Offload(point, is_long=True)
+    passages: Sequence[Passage] = request.passages
+    if passages:
+        passages = yield Offload(partial(pointed_out, request.question, request.passages), is_long=True)
     if request.finds_passages:
         with _naming_stores(request, "passages are looked for"):
             search = request.search(engine.checkpoint.decoder.num_parameters)
