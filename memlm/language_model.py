@@ -220,7 +220,7 @@ class LanguageModel:
         """
         requests = batch_requests(prompts, options)
         generations = [run_steps(self.engine.start(request)) for request in requests]
-        return complete_all(self.checkpoint, generations) if generations else ()
+        return complete_all(self.checkpoint, generations, self.engine.prefixes) if generations else ()
 
     def session(self, *, ttl_s: float | None = None, adapter: str | None = None) -> Session:
         """Creates a session. Its text is read once, with an `adapter`: later requests continue from its KV cache."""

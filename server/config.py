@@ -62,7 +62,8 @@ class ServerConfig:
 
     At most `max_running` requests run at a time and `max_queued` wait, with at most `max_queued_tokens` of prompts.
     Further requests are refused. The keys and values of running generations take at most `max_cache_bytes` (0: half of
-    the RAM), and a request that does not fit waits.
+    the RAM), and a request that does not fit waits. The states of the texts that were read last take at most
+    `max_prefix_cache_bytes`: a prompt that begins like one of its caller is read from where they part.
 
     A session ends `session_ttl_s` after its last use, or when all together hold more than `max_session_bytes`. With a
     `session_dir` sessions survive a restart. There are at most `max_sessions`, and `max_sessions_per_caller` of one
@@ -196,6 +197,16 @@ class ServerConfig:
             metavar="BYTES",
             parse=parse_bytes,
             default="half of the RAM",
+            panel=LIMITS,
+        ),
+    )
+    max_prefix_cache_bytes: int = field(
+        default=1 << 30,
+        metadata=option(
+            "States of earlier texts, so that a chat's history is not read again. 0: none.",
+            "--prefix-cache-bytes",
+            metavar="BYTES",
+            parse=parse_bytes,
             panel=LIMITS,
         ),
     )
@@ -387,6 +398,7 @@ class ServerConfig:
             ("connection_idle_s", 1, 86_400),
             ("session_ttl_s", 1, 30 * 86_400),
             ("max_cache_bytes", 0, 1 << 50),
+            ("max_prefix_cache_bytes", 0, 1 << 50),
             ("max_session_bytes", MIN_SESSION_BYTES, 1 << 50),
             ("max_sessions", 0, 1 << 24),
             ("max_sessions_per_caller", 0, 1 << 24),
@@ -449,6 +461,7 @@ class ServerConfig:
             max_queued=-(-self.max_queued // count),
             max_queued_tokens=-(-self.max_queued_tokens // count),
             max_cache_bytes=cache_bytes and max(1, cache_bytes // most),  # 0 would be half of the RAM for each
+            max_prefix_cache_bytes=self.max_prefix_cache_bytes // most,
             max_session_bytes=max(MIN_SESSION_BYTES, self.max_session_bytes // most),
             max_sessions=-(-self.max_sessions // count),
             max_sessions_per_caller=-(-self.max_sessions_per_caller // count),

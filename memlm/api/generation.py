@@ -114,10 +114,11 @@ class DraftUsage:
 class Usage:
     """Cost of a request.
 
-    `searches` counts the tokens for which an index was searched. `lam` is the mean over the generated tokens. Times
-    are milliseconds of wall clock. `retrieval_ms` is part of prefill and decode, and includes searches that several
-    requests share. `steps` counts the forward passes that named tokens: `generated_tokens / steps` is above 1 where
-    drafts were accepted. `drafts` has an entry for each source that drafted anything.
+    `cached_tokens` of the prompt were not read again: an earlier text of the caller began with them. `searches` counts
+    the tokens for which an index was searched. `lam` is the mean over the generated tokens. Times are milliseconds of
+    wall clock. `retrieval_ms` is part of prefill and decode, and includes searches that several requests share. `steps`
+    counts the forward passes that named tokens: `generated_tokens / steps` is above 1 where drafts were accepted.
+    `drafts` has an entry for each source that drafted anything.
 
     `searched_share` is the smallest share of the live entries of a datastore that a search could reach: below 1 where a
     shard did not answer a server that goes on without it. None without a search.
@@ -135,6 +136,7 @@ class Usage:
     steps: int = 0
     drafts: tuple[DraftUsage, ...] = ()
     searched_share: float | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from memlm.generation.drafts.budget import DraftBudget, PassCost, allot
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.generation.prefill import Prompt, Prompts, padded
+from memlm.generation.prefix_cache import PrefixCache
 from memlm.generation.step_search import Decoded, Found, RunningSequence, remember, search_memories
 from memlm.model import DecoderState, decoding_threads
 from memlm.model.files.checkpoint import Checkpoint
@@ -47,7 +48,8 @@ class _Joining(NamedTuple):
 
 class Batch:
     """Up to `max_sequences` generations of one model, decoded together. A step reads at most `prefill_tokens` of
-    prompts. Each generation has room for `capacity` tokens, by default for as many as the model reads.
+    prompts. Each generation has room for `capacity` tokens, by default for as many as the model reads. With `prefixes`,
+    the states of texts are kept, and prompts that begin like one are read from where they part.
 
     Most sequences share the rows of a pool. A sequence is decoded apart, in a KV cache of its own, if it is the
     only one, if its session's cache is large, or if it has a decoder of its own.
@@ -60,11 +62,13 @@ class Batch:
         max_sequences: int,
         prefill_tokens: int = PREFILL_TOKENS,
         capacity: int | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._decoder, self._max_sequences, self._prefill_tokens = checkpoint.decoder, max_sequences, prefill_tokens
         self._capacity = capacity or checkpoint.decoder.config.max_length or UNBOUNDED
         self._pool = StatePool(checkpoint.decoder, most_rows=max_sequences, capacity=self._capacity)
-        self._prompts = Prompts(checkpoint.decoder, self._places_for)
+        self._prefixes = PrefixCache(checkpoint.decoder.config, 0) if prefixes is None else prefixes
+        self._prompts = Prompts(checkpoint.decoder, self._places_for, self._prefixes)
         self._rows: list[RunningSequence] = []
         self._apart: dict[RunningSequence, DecoderState] = {}
         self._joining = list[_Joining]()
@@ -154,16 +158,29 @@ class Batch:
         return drawn
 
     def _end(self, sequence: RunningSequence) -> None:
-        """Removes a sequence that is done, and takes its KV cache for its session."""
-        if sequence.generation.finished and sequence.generation.has_session:
+        """Removes a sequence that is done, and takes its KV cache for its session, or for texts that begin like it."""
+        if sequence.generation.finished:
             try:
-                sequence.state = self._apart.get(sequence)
-                if sequence.state is None:
+                if not sequence.generation.has_session:
+                    self._keep(sequence.rows or (sequence,))
+                elif sequence in self._apart:
+                    sequence.state = self._apart[sequence]
+                else:
                     sequence.state = self._pool.state.extract_row(self._rows.index(sequence))
             except Exception as error:
                 sequence.failure = error
         if sequence.is_done:
             self.remove(sequence)
+
+    def _keep(self, sequences: Sequence[RunningSequence]) -> None:
+        """Keeps the states of texts that are done."""
+        for each in sequences:
+            generation = each.generation
+            if (scope := generation.scope) is None:
+                continue
+            state, row = (self._apart[each], 0) if each in self._apart else (self._pool.state, self._rows.index(each))
+            past, ids = generation.past, generation.ids_read(state.rows[row].length)
+            self._prefixes.keep(scope, ids, state, row, None if past is None else past.cache)
 
     def _decode_rows(self) -> list[Decoded]:
         """Reads the last token and the draft of every row of the pool."""

@@ -10,17 +10,20 @@ from memlm.base.steps import run_steps
 from memlm.generation.batch import Batch
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
+from memlm.generation.prefix_cache import PrefixCache
 from memlm.generation.step_search import RunningSequence
 from memlm.model.files.checkpoint import Checkpoint
 
 
-def stream(checkpoint: Checkpoint, text: Generation | Mixture) -> Generator[GenerationEvent, None, None]:
+def stream(
+    checkpoint: Checkpoint, text: Generation | Mixture, prefixes: PrefixCache | None = None
+) -> Generator[GenerationEvent, None, None]:
     """Drives one text: yields Accepted, its tokens, and Finished. Raises its failure, and closes it."""
     generations = text.generations if isinstance(text, Mixture) else (text,)
     drawn = text.leader if isinstance(text, Mixture) else text
     try:
         yield drawn.accepted
-        for sequence in _steps_of(checkpoint, generations, text if isinstance(text, Mixture) else None):
+        for sequence in _steps_of(checkpoint, generations, prefixes, text if isinstance(text, Mixture) else None):
             if sequence.tokens:
                 yield sequence.tokens
         assert drawn.finished is not None
@@ -30,11 +33,13 @@ def stream(checkpoint: Checkpoint, text: Generation | Mixture) -> Generator[Gene
             generation.close()
 
 
-def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> tuple[Completion, ...]:
+def complete_all(
+    checkpoint: Checkpoint, generations: Sequence[Generation], prefixes: PrefixCache | None = None
+) -> tuple[Completion, ...]:
     """Drives several generations side by side to their ends. Raises the first failure of any."""
     tokens: dict[Generation, list[Token]] = {generation: [] for generation in generations}
     try:
-        for sequence in _steps_of(checkpoint, generations):
+        for sequence in _steps_of(checkpoint, generations, prefixes):
             tokens[sequence.generation] += sequence.tokens
     finally:
         for generation in generations:
@@ -47,7 +52,10 @@ def complete_all(checkpoint: Checkpoint, generations: Sequence[Generation]) -> t
 
 
 def _steps_of(
-    checkpoint: Checkpoint, generations: Sequence[Generation], mixture: Mixture | None = None
+    checkpoint: Checkpoint,
+    generations: Sequence[Generation],
+    prefixes: PrefixCache | None,
+    mixture: Mixture | None = None,
 ) -> Iterator[RunningSequence]:
     """Steps a batch of these generations, or of their mixture, to its end, and yields each sequence after each of its
     steps.
@@ -57,6 +65,7 @@ def _steps_of(
         max_sequences=len(generations),
         prefill_tokens=len(generations) * max(len(generation.pending_ids) for generation in generations),
         capacity=max(generation.max_positions for generation in generations),
+        prefixes=prefixes,
     )
     if mixture is not None:
         batch.add_mixture(mixture)

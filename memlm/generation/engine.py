@@ -43,6 +43,7 @@ from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.early_exit import own_decoder_of
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
+from memlm.generation.prefix_cache import DEFAULT_MAX_BYTES, PrefixCache
 from memlm.generation.remembering import entries_of
 from memlm.generation.scoring import score_text
 from memlm.generation.sessions.files import SessionState
@@ -76,11 +77,20 @@ class Engine:
         on_lost: OnLost = lambda store, document_ids: None,
         passage_encoder: PassageEncoder | None = None,
         search: ViewSearch = search_views,
+        max_prefix_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors."""
+        """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors. The
+        states of texts that were read take at most `max_prefix_bytes`, and go where documents are deleted.
+        """
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
+        self.prefixes = prefixes = PrefixCache(checkpoint.decoder.config, max_prefix_bytes)
+
+        def lost(store: str, document_ids: Sequence[str] | None) -> None:
+            prefixes.clear()
+            on_lost(store, document_ids)
+
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
-        self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=on_lost, search=search)
+        self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=lost, search=search)
 
     @property
     def info(self) -> ModelInfo:

@@ -25,6 +25,7 @@ from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.drafts.budget import DraftBudget
 from memlm.generation.drafts.drafts import Drafts
 from memlm.generation.drafts.sources import Drafter
+from memlm.generation.prefix_cache import Beginning, Scope
 from memlm.generation.prompts import EncodedPrompt, prompt_steps, room_for
 from memlm.generation.sampling import sample
 from memlm.generation.seams import OwnDecoder
@@ -73,6 +74,8 @@ class Generation:
         as_document = retriever is not None and retriever.knn.changes_output
         self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
         self._context_ids = [*self._session.context_ids, *prompt.ids]
+        self._front_ids = self.pending_ids[: len(self.pending_ids) - len(prompt.ids)]  # the frame before the prompt
+        self.caller = ""  # the one whose earlier texts this one may go on from
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._max_tokens = room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
@@ -156,6 +159,25 @@ class Generation:
     def continues(self) -> bool:
         """Whether its session has a KV cache."""
         return self._session.cache is not None
+
+    @property
+    def scope(self) -> Scope | None:
+        """What texts that this one may go on from, or be kept for, share with it. None where it is neither: a session
+        has its own state, and a decoder of one's own leaves another one behind.
+        """
+        if self.has_session or self.own_decoder is not None:
+            return None
+        return Scope(self.caller, self.adapter, self.past is not None)
+
+    def begin_behind(self, beginning: Beginning) -> None:
+        """Counts the tokens of the prompt that need not be read, since their state is known."""
+        self.usage = replace(self.usage, cached_tokens=max(0, beginning.length - len(self._front_ids)))
+        if self.past is not None and (past := beginning.past()) is not None:
+            self.past.cache = past
+
+    def ids_read(self, count: int) -> list[int]:
+        """The first tokens that the model has read of a text without a session."""
+        return [*self._front_ids, *self._context_ids][:count]
 
     @property
     def has_session(self) -> bool:

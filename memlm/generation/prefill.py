@@ -1,4 +1,4 @@
-"""Prompts -> the states behind them: read in pieces, and several at once."""
+"""Prompts -> the states behind them: read in pieces, several at once, each from where an earlier text parts from it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from memlm.generation.prefix_cache import Beginning, PrefixCache, Scope
 from memlm.generation.step_search import Decoded, RunningSequence, remember
 from memlm.model import Decoder, DecoderState, decoding_threads
 
@@ -26,11 +27,22 @@ class Prompt:
     state: DecoderState | None
     apart: bool
     done: int = 0
+    beginning: Beginning | None = None  # that is copied into its state before the first piece
+
+    @property
+    def ids(self) -> list[int]:
+        """All of its tokens."""
+        return self.sequence.generation.pending_ids
+
+    @property
+    def scope(self) -> Scope | None:
+        """What it shares with texts that it may go on from, or None."""
+        return self.sequence.generation.scope
 
     @property
     def num_pending(self) -> int:
         """Tokens left to read."""
-        return len(self.sequence.generation.pending_ids) - self.done
+        return len(self.ids) - self.done
 
 
 class Through(NamedTuple):
@@ -44,11 +56,12 @@ class Through(NamedTuple):
 
 class Prompts:
     """The prompts of a batch, the oldest first. Those of mixtures have a queue of their own, and half of each step
-    where others wait. `places_for` is the number of places that a state of so many tokens needs.
+    where others wait. `places_for` is the number of places that a state of so many tokens needs. A prompt is read from
+    where it parts from a text in `prefixes`.
     """
 
-    def __init__(self, decoder: Decoder, places_for: Callable[[int], int]) -> None:
-        self._decoder, self._places_for = decoder, places_for
+    def __init__(self, decoder: Decoder, places_for: Callable[[int], int], prefixes: PrefixCache) -> None:
+        self._decoder, self._places_for, self._prefixes = decoder, places_for, prefixes
         self._alone, self._mixed = deque[Prompt](), deque[Prompt]()
 
     def __len__(self) -> int:
@@ -82,13 +95,17 @@ class Prompts:
 
     def _read(self, queue: deque[Prompt], group: Sequence[Prompt], size: int) -> list[Through]:
         """Reads up to `size` tokens of each of the oldest prompts. Returns those that are through."""
-        pieces = [prompt.sequence.generation.pending_ids[prompt.done : prompt.done + size] for prompt in group]
+        pieces = [prompt.ids[prompt.done : prompt.done + size] for prompt in group]
         if (state := group[0].state) is None:
-            capacity = self._places_for(max(prompt.num_pending for prompt in group))
+            capacity = self._places_for(max(len(prompt.ids) for prompt in group))
             adapters_B = [prompt.sequence.generation.adapter for prompt in group]
             state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
             if len(group) == 1:
                 group[0].state = state
+        for row, prompt in enumerate(group):
+            if prompt.beginning is not None:
+                prompt.beginning.copy_to(state, row)
+                prompt.beginning = None
         with decoding_threads(self._decoder, len(group) * size):
             hidden_BTD, keys_BTD = self._decoder(padded(pieces), state, new_B=[len(piece) for piece in pieces])
         through = list[Through]()
@@ -98,6 +115,7 @@ class Prompts:
             if prompt.num_pending:
                 continue
             queue.popleft()
+            self._keep_for_others(prompt, state, row)
             last = slice(len(piece) - 1, len(piece))
             after = Decoded(prompt.sequence, hidden_BTD[row, last], keys_BTD[row, last])
             through.append(Through(prompt, state, row, after))
@@ -109,16 +127,41 @@ class Prompts:
         Each saves one reading of the weights, and costs the padding that makes all of them as long as the longest.
         """
         first, *others = queue
+        self._find_beginning(first)
         group, longest, total = [first], first.num_pending, first.num_pending
         if first.state is not None or longest > room:
             return group
         for prompt in others:
+            self._find_beginning(prompt)
             longest, total = max(longest, prompt.num_pending), total + prompt.num_pending
-            cells = (len(group) + 1) * longest
-            if prompt.state is not None or cells > room or cells - total > PADDING_TOKENS * len(group):
+            cells, is_alike = (len(group) + 1) * longest, prompt.state is None and prompt.done == first.done
+            if not is_alike or cells > room or cells - total > PADDING_TOKENS * len(group):
                 break
+            if any(self._num_shared(prompt, each) for each in group):
+                break  # it is read once the state of what they share is there
             group.append(prompt)
         return group
+
+    def _find_beginning(self, prompt: Prompt) -> None:
+        """Looks for an earlier text that an unread prompt goes on from. Its last token is read in any case."""
+        if (scope := prompt.scope) is None or prompt.done:
+            return
+        if found := self._prefixes.find(scope, prompt.ids, len(prompt.ids) - 1):
+            prompt.beginning, prompt.done = found, found.length
+            prompt.sequence.generation.begin_behind(found)
+
+    def _num_shared(self, prompt: Prompt, other: Prompt) -> int:
+        """How many tokens a prompt, of which nothing is known, need not read once another one is read."""
+        if prompt.done or prompt.scope is None or prompt.scope != other.scope:
+            return 0
+        return self._prefixes.num_shared(prompt.ids[:-1], other.ids)
+
+    def _keep_for_others(self, prompt: Prompt, state: DecoderState, row: int) -> None:
+        """Keeps the beginning of a prompt that was read, as far as one that waits shares it."""
+        shared = max((self._num_shared(other, prompt) for other in (*self._alone, *self._mixed)), default=0)
+        if shared and prompt.scope is not None:
+            past = prompt.sequence.generation.past
+            self._prefixes.keep(prompt.scope, prompt.ids[:shared], state, row, None if past is None else past.cache)
 
 
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:

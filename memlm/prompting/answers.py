@@ -115,7 +115,7 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
 def stream_request(engine: Engine, request: StreamRequest) -> Generator[GenerationEvent, None, None]:
     """Yields Accepted, with the prompt if that has passages, the tokens, and Finished. Raises as `start_request`."""
     started = run_steps(start_request(engine, request))
-    with closing(stream(engine.checkpoint, started.text)) as events:
+    with closing(stream(engine.checkpoint, started.text, engine.prefixes)) as events:
         for event in events:
             yield started.accepted if isinstance(event, Accepted) else event
 

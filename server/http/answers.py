@@ -157,6 +157,7 @@ class AnswerUsage:
     """The usage of an answer, of all its choices together."""
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
     searched_share: float | None = None
@@ -167,6 +168,7 @@ class AnswerUsage:
     def add(self, usage: Usage, *, counts_prompt: bool) -> None:
         """Adds the usage of one choice."""
         self.prompt_tokens += usage.prompt_tokens * counts_prompt
+        self.cached_tokens += usage.cached_tokens * counts_prompt
         self.generated_tokens += usage.generated_tokens
         self.steps += usage.steps
         self.add_share(usage.searched_share)
@@ -186,6 +188,7 @@ class AnswerUsage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.generated_tokens,
             "total_tokens": self.prompt_tokens + self.generated_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
         if self.searched_share is not None and self.searched_share < 1:
             shown["searched_share"] = self.searched_share

@@ -105,6 +105,8 @@ def stream_and_send(
     assert isinstance(request, StreamRequest)
     started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner)
     generation, active.generations = started.generation, started.generations
+    for each in active.generations:
+        each.caller = submission.caller
     try:
         num_rows = len(active.generations)
         copies = 1 if num_rows == 1 else 2  # the prompts of a mixture are kept beside their rows until the last is read

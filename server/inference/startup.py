@@ -166,5 +166,6 @@ def _load_model(
     folder = find_encoder(config.encoder)
     encoder = None if folder is None else load_encoder(folder, dtype=dtype, device=config.device)
     return Engine(
-        checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search
-    )
+        checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search,
+        max_prefix_bytes=config.max_prefix_cache_bytes,
+    )  # fmt: skip

@@ -64,7 +64,7 @@ class Worker:
     ) -> None:
         self._engine, self._inbox, self._send, self._flush = engine, inbox, send, flush
         self._max_running, self._max_queued_tokens = max_running, max_queued_tokens
-        self._batch = Batch(engine.checkpoint, max_sequences=max_running)
+        self._batch = Batch(engine.checkpoint, max_sequences=max_running, prefixes=engine.prefixes)
         self._cache_budget = CacheBudget(max_cache_bytes, engine.checkpoint)
         self._waiting: list[ActiveRequest] = []
         self._running: list[ActiveRequest] = []
@@ -331,8 +331,9 @@ class Worker:
         sessions = self._engine.sessions
         waiting = len(self._active) - len(self._running)
         return Stats(
-            len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes, self._cache_bytes
-        )
+            len(self._running), waiting, self._num_queued_tokens, len(sessions), sessions.num_bytes, self._cache_bytes,
+            self._engine.prefixes.num_bytes,
+        )  # fmt: skip
 
 
 def internal_error(request_id: str) -> InternalError:

@@ -77,6 +77,7 @@ class Metrics:
                 ("sessions", "Sessions."),
                 ("session_bytes", "RAM that sessions hold."),
                 ("cache_bytes", "RAM that keys and values of running generations may take."),
+                ("prefix_cache_bytes", "RAM of the states of earlier texts, which prompts go on from."),
             )
         }
 
@@ -163,6 +164,7 @@ class GenerationTimes:
         if isinstance(event, Finished):
             usage = event.usage
             self._metrics._tokens.labels("prompt").inc(usage.prompt_tokens)
+            self._metrics._tokens.labels("cached").inc(usage.cached_tokens)
             self._metrics._tokens.labels("generated").inc(usage.generated_tokens)
             self._metrics._drafts.observe(usage)
             self._metrics._searches.inc(usage.searches)
@@ -187,3 +189,4 @@ class Stats:
     sessions: int = 0
     session_bytes: int = 0
     cache_bytes: int = 0
+    prefix_cache_bytes: int = 0

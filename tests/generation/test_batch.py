@@ -4,8 +4,7 @@ import random
 
 import pytest
 import torch
-from batch_helpers import KINDS, add, start
-from conftest import SHAPE
+from batch_helpers import KINDS, add, checkpoint_of, start
 from running import alike
 
 from memlm.api.params import GenerateRequest
@@ -16,8 +15,8 @@ from memlm.generation.drive import stream
 from memlm.generation.generation import Generation
 from memlm.generation.step_search import RunningSequence
 from memlm.language_model import LanguageModel
-from memlm.model import Decoder, ModelConfig, forward
-from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from memlm.model import forward
+from memlm.model.files.checkpoint import Checkpoint
 from memlm.model.state import pages
 from memlm.model.state import pool as state_pool
 
@@ -35,15 +34,7 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def kind(request, tokenizer, tmp_path_factory) -> Checkpoint:
-    torch.manual_seed(1)
-    decoder = Decoder(ModelConfig.from_dict({**SHAPE, "vocab_size": tokenizer.vocab_size, **KINDS[request.param]}))
-    with torch.no_grad():
-        for parameter in decoder.parameters():
-            if parameter.dim() == 2:
-                parameter.mul_(6)
-    folder = tmp_path_factory.mktemp("kinds") / request.param
-    save_checkpoint(folder, decoder, tokenizer)
-    return load_checkpoint(folder)
+    return checkpoint_of(request.param, tokenizer, tmp_path_factory.mktemp("kinds"))
 
 
 def prompts(count: int) -> list[str]:

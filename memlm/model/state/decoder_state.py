@@ -122,24 +122,34 @@ class DecoderState:
         twin.knn_caches = {layer: [caches[row].fork()] for layer, caches in self.knn_caches.items()}
         return twin
 
-    def extract_start(self, row: int, length: int, *, capacity: int | None = None) -> DecoderState | None:
-        """Returns an independent copy of a row as it was after its first `length` tokens, with room for `capacity`.
-
-        Returns None where later tokens have changed what those left behind. They moved it out of the window or into a
-        memory, or they added to its use, or to sums.
+    def start_of(self, row: int, length: int) -> Row | None:
+        """The marks of a row as it was after its first `length` tokens. None where later tokens have changed what those
+        left behind: they moved it out of the window or into a memory, or they added to its use, or to sums.
         """
         marks = self.rows[row]
         if length < marks.length and (self.usage_LBS is not None or self.has_sums):
             return None
-        if (earlier := marks.earlier(length, self.config)) is None:
-            return None
+        return marks.earlier(length, self.config)
+
+    def copy_start(self, row: int, source: DecoderState, source_row: int, length: int) -> bool:
+        """Overwrites a row with another state's as it was after its first `length` tokens, and shares nothing with it
+        but its source. Returns False, and changes nothing, where `start_of` gives None.
+        """
+        if (earlier := source.start_of(source_row, length)) is None:
+            return False
+        self._copy_row(row, source, source_row, earlier)
+        for layer, caches in self.knn_caches.items():
+            caches[row] = source.knn_caches[layer][source_row].fork()
+            if self.config.extended_attention:  # nothing finds the later pairs, and no file may hold them
+                caches[row].crop(length)
+        return True
+
+    def extract_start(self, row: int, length: int, *, capacity: int | None = None) -> DecoderState | None:
+        """Returns an independent copy of a row as it was after its first `length` tokens, with room for `capacity`.
+        None where `start_of` gives None.
+        """
         twin = self._like(1, capacity or length)
-        twin._copy_row(0, self, row, earlier)
-        twin.knn_caches = {layer: [caches[row].fork()] for layer, caches in self.knn_caches.items()}
-        if self.config.extended_attention:  # nothing finds the later pairs, and no file may hold them
-            for (cache,) in twin.knn_caches.values():
-                cache.crop(length)
-        return twin
+        return twin if twin.copy_start(0, self, row, length) else None
 
     def fork(self) -> DecoderState:
         """Returns an independent copy. It shares the sources, which nothing changes."""

@@ -386,7 +386,7 @@ class Finished(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., passage_weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts", "searched_share")
+    __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts", "searched_share", "cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETRIEVED_NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class Usage(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     SEARCHED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     generated_tokens: int
     retrieved_neighbors: int
@@ -411,7 +412,8 @@ class Usage(_message.Message):
     steps: int
     drafts: _containers.RepeatedCompositeFieldContainer[DraftUsage]
     searched_share: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ..., steps: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftUsage, _Mapping]]] = ..., searched_share: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., retrieved_neighbors: _Optional[int] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., searches: _Optional[int] = ..., retrieval_ms: _Optional[float] = ..., lam: _Optional[float] = ..., steps: _Optional[int] = ..., drafts: _Optional[_Iterable[_Union[DraftUsage, _Mapping]]] = ..., searched_share: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftUsage(_message.Message):
     __slots__ = ("source", "drafted", "accepted", "drafts")
