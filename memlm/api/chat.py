@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from memlm.api.params import StreamRequest, stream_fields
+from memlm.api.params import BEGINNING_CHARACTERS, StreamRequest, stream_fields
 from memlm.api.passages import BUDGET, MORE_PASSAGES, NUM_PASSAGES_OPTION, check_num_passages
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.base.passage_texts import PASSAGE_TOKENS
@@ -92,6 +92,12 @@ class ChatRequest(StreamRequest):
     @property
     def shown_prompt(self) -> str:
         return "\n".join(f"{message.role}: {message.content}" for message in self.messages)
+
+    @property
+    def beginning(self) -> str:
+        """The messages up to the first one of the user."""
+        count = 1 + next((number for number, each in enumerate(self.messages) if each.role == "user"), 0)
+        return "\n".join(each.content[:BEGINNING_CHARACTERS] for each in self.messages[:count])[:BEGINNING_CHARACTERS]
 
     @property
     def approximate_tokens(self) -> int:

@@ -18,6 +18,7 @@ from memlm.base.options import RESEARCH, bounds, check_bounds, option
 from memlm.errors import InvalidInput, check_range
 from memlm.index.store.filters import TODAY, as_of_day
 
+BEGINNING_CHARACTERS = 1024  # by which requests that are likely to begin alike are told
 MAX_NEIGHBORS = 4096
 MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
@@ -336,6 +337,11 @@ class StreamRequest(Request[Any]):
         raise NotImplementedError
 
     @property
+    def beginning(self) -> str:
+        """The first characters, which later requests that go on from this one have too."""
+        return self.shown_prompt[:BEGINNING_CHARACTERS]
+
+    @property
     def approximate_tokens(self) -> int:
         """About how many tokens the prompt has, before it is encoded."""
         raise NotImplementedError
@@ -378,6 +384,10 @@ class GenerateRequest(StreamRequest):
     @property
     def shown_prompt(self) -> str:
         return self.prompt or str(list(self.prompt_token_ids))
+
+    @property
+    def beginning(self) -> str:
+        return (self.prompt or str(self.prompt_token_ids[:BEGINNING_CHARACTERS]))[:BEGINNING_CHARACTERS]
 
     @property
     def approximate_tokens(self) -> int:

@@ -151,12 +151,13 @@ class Engine:
         own_decoder, most_past = own_decoder_of(self.checkpoint, request, retriever), self._most_past(retrieval)
         lease = None if request.session is None else self.sessions.lease(request.session, owner=owner)
         past = None if own_decoder else self._past(most_past, None if lease is None else lease.state)
-        return (
-            yield from Generation.start(
-                self.checkpoint, replace(request, adapter=adapter), retriever, past,
-                request_id=request_id, lease=lease, own_decoder=own_decoder,
-            )
+        epoch = self.prefixes.epoch
+        generation = yield from Generation.start(
+            self.checkpoint, replace(request, adapter=adapter), retriever, past,
+            request_id=request_id, lease=lease, own_decoder=own_decoder,
         )  # fmt: skip
+        generation.epoch = epoch
+        return generation
 
     def score(self, request: ScoreRequest) -> Steps[Score]:
         """Scores a text, a few windows a step. Raises InvalidInput for an empty one."""

@@ -75,7 +75,7 @@ class Generation:
         self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
         self._context_ids = [*self._session.context_ids, *prompt.ids]
         self._front_ids = self.pending_ids[: len(self.pending_ids) - len(prompt.ids)]  # the frame before the prompt
-        self.caller = ""  # the one whose earlier texts this one may go on from
+        self.caller, self.epoch = "", 0  # of its `scope`
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._max_tokens = room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
@@ -162,12 +162,12 @@ class Generation:
 
     @property
     def scope(self) -> Scope | None:
-        """What texts that this one may go on from, or be kept for, share with it. None where it is neither: a session
+        """Texts that this one may go on from, or be kept for, share this with it. None where it is neither: a session
         has its own state, and a decoder of one's own leaves another one behind.
         """
         if self.has_session or self.own_decoder is not None:
             return None
-        return Scope(self.caller, self.adapter, self.past is not None)
+        return Scope(self.caller, self.adapter, self.past is not None, self.epoch)
 
     def begin_behind(self, beginning: Beginning) -> None:
         """Counts the tokens of the prompt that need not be read, since their state is known."""

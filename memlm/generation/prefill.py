@@ -36,7 +36,7 @@ class Prompt:
 
     @property
     def scope(self) -> Scope | None:
-        """What it shares with texts that it may go on from, or None."""
+        """As `Generation.scope`."""
         return self.sequence.generation.scope
 
     @property

@@ -1,8 +1,8 @@
 """The states of texts that were read: a prompt that begins like one of them is read from where it parts.
 
 A chat sends its history with each turn, an answer puts a passage before another question, and the choices of a request
-have one prompt: only what is new is read. A text is found for its caller alone, so that no time shows what another one
-has asked.
+have one prompt: only the rest is read. A text is found for its caller alone, so that no time shows anything of the
+requests of others.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ SPARE_SHARE = 4  # a text that goes on alone for less than a fourth of it is dro
 
 
 class Scope(NamedTuple):
-    """What two texts must share for one to go on from the other: their caller, the adapter that reads them, and whether
-    their past is remembered.
+    """Two texts share this where one may go on from the other: their caller, the adapter that reads them, whether
+    their past is remembered, and the `PrefixCache.epoch` when their requests came.
     """
 
     caller: str
     adapter: str | None
     has_past: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,7 +68,8 @@ class Beginning:
 class PrefixCache:
     """The states of the latest texts of each caller, of at most `max_bytes` together (0: none). For one thread.
 
-    Where they are too many, the caller with the most bytes loses the text that was used the longest ago.
+    Where they are too many, the caller with the most bytes loses the text that was used the longest ago. `epoch` counts
+    how often all were dropped. A request that came before the last time leaves no text.
     """
 
     def __init__(self, config: ModelConfig, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -77,7 +79,7 @@ class PrefixCache:
         self._has_all_beginnings = self.max_bytes > 0 and not (
             config.is_segmented or config.is_windowed or any(each.changes for each in fields)
         )
-        self._config = config
+        self.epoch, self._config = 0, config
         self._texts = OrderedDict[_Kept, None]()  # the least recently used first
         self._bytes_of = Counter[str]()
 
@@ -115,11 +117,11 @@ class PrefixCache:
     def keep(
         self, scope: Scope, ids: Sequence[int], state: DecoderState, row: int, past: ContextCache | None = None
     ) -> None:
-        """Copies what a row of a state has read, or its beginning: these tokens, with their past. Texts that add little
-        to it go.
+        """Copies these tokens, the first that a row of a state has read, with their past. Texts that add little to them
+        go.
         """
         num_bytes = row_bytes(self._config, len(ids), state.dtype)
-        if len(ids) < LEAST_TOKENS or num_bytes > self.max_bytes:
+        if scope.epoch != self.epoch or len(ids) < LEAST_TOKENS or num_bytes > self.max_bytes:
             return
         ids_T = np.array(ids, np.int32)
         for kept in self._alike(scope, ids_T):
@@ -142,6 +144,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drops everything, such as texts with passages of documents that are deleted."""
+        self.epoch += 1
         self._texts.clear()
         self._bytes_of.clear()
 

@@ -69,8 +69,17 @@ def start_request(engine: Engine, request: StreamRequest, *, request_id: str = "
     """Starts any request for a stream of tokens, to be closed at the end. Raises as `start_answer` does, and
     `Engine.start`.
     """
+    epoch = engine.prefixes.epoch  # before passages are found
     if isinstance(request, AnswerRequest):
-        return (yield from start_answer(engine, request, request_id=request_id, owner=owner))
+        started = yield from start_answer(engine, request, request_id=request_id, owner=owner)
+    else:
+        started = yield from _start_text(engine, request, request_id=request_id, owner=owner)
+    for generation in started.generations:
+        generation.epoch = epoch
+    return started
+
+
+def _start_text(engine: Engine, request: StreamRequest, *, request_id: str, owner: str) -> Steps[Started]:
     prompt = None
     if isinstance(request, ChatRequest) and request.finds_passages and len(engine.stores):
         request, prompt = yield from _with_passages(engine, request, owner)

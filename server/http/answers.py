@@ -157,13 +157,13 @@ class AnswerUsage:
     """The usage of an answer, of all its choices together."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
     searched_share: float | None = None
     drafted: Counter[str] = field(default_factory=Counter)  # by source
     accepted: Counter[str] = field(default_factory=Counter)
     drafts: Counter[str] = field(default_factory=Counter)
+    cached_tokens: int = 0
 
     def add(self, usage: Usage, *, counts_prompt: bool) -> None:
         """Adds the usage of one choice."""

@@ -1,6 +1,7 @@
 """All inference workers: which one gets a request, and changes that every one has to make.
 
-A request with a session goes to the worker that the session's name maps to, any other request to the least busy worker.
+A request with a session goes to the worker that the session's name maps to, any other request to the least busy worker,
+of several to the one that has the states of texts which begin alike.
 Datastores are loaded and unloaded, and documents are deleted, on all workers before the caller gets an answer. A worker
 that cannot follow is restarted, and then loads the datastores that are in service.
 """
@@ -12,9 +13,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import astuple
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from random import random
+from random import choice
 from typing import Any, TypeVar, cast
 
 from memlm.api.datastores import (
@@ -219,13 +221,23 @@ class EnginePool(ABC):
 
     def _worker_for(self, request: Request[Any]) -> EngineHandle:
         session = getattr(request, "session", None)
-        return self._owner_of(session) if session else self._least_loaded()
+        return self._owner_of(session) if session else self._least_loaded(request)
 
-    def _least_loaded(self) -> EngineHandle:
-        """The serving worker with the fewest requests in flight, at random among equals."""
+    def _least_loaded(self, request: Request[Any] | None = None) -> EngineHandle:
+        """The serving worker with the fewest requests in flight. Among those with at most one more, a text goes to the
+        worker that its beginning maps to, so that the turns of a chat find their history. Else one of them is chosen at
+        random.
+        """
         if not (workers := self._workers):
             raise self._none_is_there()
-        return min(workers, key=lambda worker: (not worker.is_serving, not worker.is_ready, worker.num_open, random()))
+        if len(workers) == 1:
+            return workers[0]
+        best = min((not each.is_serving, not each.is_ready, each.num_open) for each in workers)
+        if isinstance(request, StreamRequest):
+            beginning = request.beginning.encode(errors="replace")
+            near = [each for each in workers if (not each.is_serving, not each.is_ready, each.num_open - 1) <= best]
+            return max(near, key=lambda worker: blake2b(worker.name.encode() + beginning).digest())
+        return choice([each for each in workers if (not each.is_serving, not each.is_ready, each.num_open) == best])
 
     def _leader(self) -> EngineHandle:
         """The first worker with a fresh heartbeat. A worker that hangs could not answer before it is replaced."""

@@ -51,6 +51,9 @@ class Metrics:
         self._tokens = Counter(
             "memlm_tokens", "Tokens read from prompts, and tokens generated.", ["kind"], registry=registry
         )
+        self._cached = Counter(
+            "memlm_cached_tokens", "Tokens of prompts that an earlier text of the caller began with.", registry=registry
+        )
         self._drafts = DraftMetrics(registry)
         self._searches = Counter("memlm_searches", "Tokens for which a datastore was searched.", registry=registry)
         self._retrieval = Histogram(
@@ -164,7 +167,7 @@ class GenerationTimes:
         if isinstance(event, Finished):
             usage = event.usage
             self._metrics._tokens.labels("prompt").inc(usage.prompt_tokens)
-            self._metrics._tokens.labels("cached").inc(usage.cached_tokens)
+            self._metrics._cached.inc(usage.cached_tokens)
             self._metrics._tokens.labels("generated").inc(usage.generated_tokens)
             self._metrics._drafts.observe(usage)
             self._metrics._searches.inc(usage.searches)

@@ -287,6 +287,18 @@ def test_a_deletion_leaves_no_state_of_any_text(model_folder, corpus_folder, tmp
         assert len(model.engine.prefixes) == model.engine.prefixes.num_bytes == 0
 
 
+def test_a_text_that_began_before_a_deletion_is_not_kept_after_it(model_folder, corpus_folder, tmp_path):
+    build_index(model_folder, Corpus([corpus_folder]), tmp_path / "store", check="none")
+    with load(model_folder, [tmp_path / "store"]) as model:
+        tokens = model.generate(HISTORY, **GREEDY)
+        next(tokens)
+        model.delete_documents([model.find_passages("the memory of a model", k=1)[0].document_id])
+        tokens.result()
+        assert len(model.engine.prefixes) == 0
+        model.generate(HISTORY, **GREEDY).result()
+        assert len(model.engine.prefixes) == 1
+
+
 @pytest.mark.parametrize("mixture", [False, True])
 def test_a_passage_is_read_once_for_several_questions(roomy, mixture):
     texts = ["the memory of a model can be read and edited while it serves"] * 2

@@ -92,6 +92,16 @@ def test_nobody_sees_or_uses_anothers_sessions(guarded: tuple[RunningServer, Pat
         session.delete()
 
 
+def test_no_usage_shows_what_anothers_prompt_was(guarded: tuple[RunningServer, Path]) -> None:
+    server, _ = guarded
+    prompt, cached = [*range(20, 60)], list[int]()
+    with Client(server.address, token=ANN) as ann, Client(server.address, token=BEN) as ben:
+        for client in (ann, ben, ann):
+            answer = client.generate(prompt, use_store=False, max_tokens=2).result()
+            cached.append(answer.finished.usage.cached_tokens)
+    assert cached == [0, 0, len(prompt) - 1]
+
+
 def test_a_file_that_changes_is_read_again_and_a_bad_one_is_not(guarded: tuple[RunningServer, Path]) -> None:
     server, path = guarded
     with Client(server.address, token=EVE) as eve, Client(server.address, token=ANN) as ann:

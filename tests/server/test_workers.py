@@ -59,6 +59,16 @@ def test_all_answer_as_the_library_does(trio: RunningServer, lm: LanguageModel) 
             ]
 
 
+def test_a_text_that_goes_on_from_another_goes_to_the_worker_that_has_read_it(trio: RunningServer) -> None:
+    options = {"temperature": 0, "max_tokens": 2, "use_store": False}
+    with Client(trio.address) as client:
+        for number in range(8):
+            ids = [number, *range(20, 55)]
+            client.generate(ids, **options).result()
+            again = client.generate([*ids, 60, 61], **options).result()
+            assert again.finished.usage.cached_tokens == len(ids)
+
+
 def test_who_stands_still_gets_no_more_to_do(trio: RunningServer) -> None:
     """The first few that came its way wait for it, all others go to those that have less to do."""
     still, ended = trio.worker_pids[1], list[int]()

@@ -222,17 +222,26 @@ def test_a_prediction_is_a_draft_of_each_choice() -> None:
 def test_usage_tells_what_came_of_drafts_in_the_words_of_openai_and_ours() -> None:
     usage = AnswerUsage()
     usage.add(
-        Usage(3, 10, steps=4, drafts=(DraftUsage("request", 9, 6, 3), DraftUsage("text", 2, 0, 1))), counts_prompt=True
+        Usage(3, 10, steps=4, drafts=(DraftUsage("request", 9, 6, 3), DraftUsage("text", 2, 0, 1)), cached_tokens=2),
+        counts_prompt=True,
     )
-    usage.add(Usage(3, 10, steps=9, drafts=(DraftUsage("request", 4, 1, 2),)), counts_prompt=False)
-    counts = {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23}
+    usage.add(Usage(3, 10, steps=9, drafts=(DraftUsage("request", 4, 1, 2),), cached_tokens=2), counts_prompt=False)
+    known = {"prompt_tokens_details": {"cached_tokens": 2}}
+    counts = {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23, **known}
     request = {"source": "request", "drafted": 13, "accepted": 7, "drafts": 5}
     ours = {"steps": 13, "drafts": [request, {"source": "text", "drafted": 2, "accepted": 0, "drafts": 1}]}
     assert usage.shown(has_prediction=False) == {**counts, **ours}
     details = {"accepted_prediction_tokens": 7, "rejected_prediction_tokens": 6}
     assert usage.shown(has_prediction=True) == {**counts, "completion_tokens_details": details, **ours}
-    none = AnswerUsage(3, 20).shown(has_prediction=True)
+    none = AnswerUsage(3, 20, cached_tokens=2).shown(has_prediction=True)
     assert none == {**counts, "completion_tokens_details": dict.fromkeys(details, 0)}
+
+
+def test_usage_tells_how_much_of_a_prompt_was_not_read_again(ai: openai.OpenAI) -> None:
+    prompt = [*range(60, 20, -1)]
+    usages = [ai.completions.create(model="tiny", prompt=prompt, **GREEDY).usage for _ in range(2)]
+    assert [usage.prompt_tokens_details.cached_tokens for usage in usages] == [0, len(prompt) - 1]
+    assert {usage.prompt_tokens for usage in usages} == {len(prompt)}
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED])
