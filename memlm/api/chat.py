@@ -97,7 +97,7 @@ class ChatRequest(StreamRequest):
     def beginning(self) -> str:
         """The messages up to the first one of the user."""
         count = 1 + next((number for number, each in enumerate(self.messages) if each.role == "user"), 0)
-        return "\n".join(each.content[:BEGINNING_CHARACTERS] for each in self.messages[:count])[:BEGINNING_CHARACTERS]
+        return "\n".join(each.content[:BEGINNING_CHARACTERS] for each in self.messages[:count])
 
     @property
     def approximate_tokens(self) -> int:

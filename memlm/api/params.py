@@ -18,7 +18,7 @@ from memlm.base.options import RESEARCH, bounds, check_bounds, option
 from memlm.errors import InvalidInput, check_range
 from memlm.index.store.filters import TODAY, as_of_day
 
-BEGINNING_CHARACTERS = 1024  # by which requests that are likely to begin alike are told
+BEGINNING_CHARACTERS, BEGINNING_IDS = 100, 32  # by which texts that are likely to begin alike are told
 MAX_NEIGHBORS = 4096
 MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
@@ -387,7 +387,7 @@ class GenerateRequest(StreamRequest):
 
     @property
     def beginning(self) -> str:
-        return (self.prompt or str(self.prompt_token_ids[:BEGINNING_CHARACTERS]))[:BEGINNING_CHARACTERS]
+        return self.prompt[:BEGINNING_CHARACTERS] or str(self.prompt_token_ids[:BEGINNING_IDS])
 
     @property
     def approximate_tokens(self) -> int:
