@@ -21,7 +21,6 @@ from memlm.api.passages import (
     PassagesBy,
     Sentence,
     check_num_passages,
-    default_num_passages,
 )
 from memlm.api.prompts import approximate_tokens, check_text
 from memlm.api.request import Request
@@ -202,9 +201,11 @@ class AnswerRequest(StreamRequest):
         """Whether datastores change the probabilities, and others are named for passages."""
         return self.mixes_neighbors and not self.mixture and {*self.searched_stores} != {*self.retrieval.names}
 
-    def search(self, num_parameters: int) -> FindPassagesRequest:
-        """The request for its passages, less the datastores, for a model of a size."""
-        default = default_num_passages(num_parameters, mixture=self.mixture)
+    def search(self, default: int) -> FindPassagesRequest:
+        """The request for its passages, less the datastores, with the number that is found by default. A mixture needs
+        several, of which each has its own prompt.
+        """
+        default = MORE_PASSAGES if self.mixture else default
         return FindPassagesRequest(
             self.question,
             k=default if self.num_passages is None else self.num_passages,

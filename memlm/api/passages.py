@@ -132,18 +132,6 @@ class AnswerPrompt:
         return len(self.text) + sum(passage.size for passage in (*self.passages, *self.left_out))
 
 
-def default_num_passages(num_parameters: int, *, mixture: bool = False) -> int:
-    """How many passages are found for a model of a size. A mixture needs several, of which each has its own prompt."""
-    return MORE_PASSAGES if mixture or num_parameters >= LARGE_MODEL else FEW_PASSAGES
-
-
-def points_out(num_parameters: int) -> bool:
-    """Whether a model of a size reads the sentence of a passage that stands alone once more behind it. A small one
-    answers 41 % of the questions from a passage, and 54 % so (benchmarks/log/2026-11-28-sentences.md).
-    """
-    return num_parameters < LARGE_MODEL
-
-
 def check_num_passages(number: int | None) -> None:
     """Raises InvalidInput for a number of passages to find that is out of range."""
     check_range("num_passages", number, least=0, most=MAX_PASSAGES, whole=True)

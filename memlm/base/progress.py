@@ -11,6 +11,7 @@ DELETING = "delete documents"
 UNITS = {
     LOADING: "models",
     "add to index": "entries",
+    "ask": "answers",
     "assign to lists": "entries",
     "check files": "files",
     "check keys": "documents",

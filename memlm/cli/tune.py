@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memlm.indexing.train_gate import SpalmReport
     from memlm.indexing.tune import TuneReport
     from memlm.indexing.tune_context import ContextTuning
+    from memlm.prompting.tune_answers import AnswerTuning
 
 
 @with_fields()
@@ -37,6 +38,12 @@ def tune(
             help="Train a gate between model and datastore instead, and save it with the model.",
         ),
     ] = False,
+    answers: Annotated[
+        bool,
+        typer.Option(
+            "--answers", help="TEXT is a file of questions and answers: tune how questions are asked with passages."
+        ),
+    ] = False,
     keep_gain: Annotated[
         float | None,
         typer.Option(
@@ -51,8 +58,12 @@ def tune(
 ) -> None:  # fmt: skip
     """Tune the weight of a datastore on held-out text: k, lam and temperature, which become its defaults.
 
-    Without --store, tune the weight of a text's own past, and save it with the model if it helps.
+    Without --store, tune the weight of a text's own past, and save it with the model if it helps. With --answers, tune
+    how many passages a question is asked with, and save it with the model if more questions are answered rightly.
     """
+    if answers:
+        _tune_answers(texts, model, store, dtype=dtype, device=device, json=json)
+        return
     if store is None and (spalm or keep_gain is not None):
         raise typer.BadParameter(f"{'--spalm' if spalm else '--keep-gain'} is of a datastore; give --store STORE")
     if spalm and keep_gain is not None:
@@ -93,6 +104,43 @@ def tune(
         _print_datastore(report)
     if keep_gain is not None and not report.threshold:
         err.print(f"--keep-gain {keep_gain:g} has no effect: {_why_no_threshold(report)}", markup=False)
+
+
+def _tune_answers(
+    texts: options.Texts, model: options.Model, store: Path | None, *, dtype: str, device: str, json: bool
+) -> None:
+    if store is None:
+        raise typer.BadParameter("--answers finds passages in a datastore; give --store STORE")
+    if len(texts) != 1:
+        raise typer.BadParameter("--answers takes one file of questions")
+    left = f"{model} keeps the settings that it had"
+    with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
+        progress(LOADING, 0, 1)
+        from memlm.language_model import load
+        from memlm.prompting.tune_answers import read_questions, tune_answers
+
+        questions = read_questions(Path(texts[0]))
+        with load(model, [store], dtype=dtype, device=device) as lm:
+            tuning = tune_answers(lm, questions, label=Path(texts[0]).name, progress=progress)
+    if json:
+        emit_json(tuning)
+    else:
+        _print_answers(tuning, model)
+
+
+def _print_answers(tuning: AnswerTuning, model: Path) -> None:
+    """Prints a line for each way, and what came of the best one."""
+    asked = f"{counted(tuning.questions, 'question')} about {counted(tuning.documents, 'document')}"
+    out.print(f"{asked}, answered rightly:")
+    for way in tuning.ways:
+        settings = way.settings
+        name = f"{counted(settings.num_passages, 'passage')}{', with its sentence' * settings.points_out}"
+        out.print(f"  {name:28} {way.right:5.0%} of one half of the documents, {way.right_elsewhere:5.0%} of the other")
+    gain = f"{tuning.chosen.gain:+.1%} ± {tuning.chosen.gain_error:.1%}"
+    if tuning.kept:
+        out.print(f"Saved with {model}: {tuning.chosen.num_passages} a question, {gain} on the other half.")
+    else:
+        out.print(f"Nothing was saved: the best of one half gains {gain} on the other, less than twice its error.")
 
 
 def _print_datastore(report: TuneReport) -> None:

@@ -40,6 +40,7 @@ from memlm.api.tracing import Trace, TraceRequest
 from memlm.base.steps import Offload, Steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import Incompatible, InvalidInput, NotFound
+from memlm.generation.answer_settings import AnswerSettings
 from memlm.generation.early_exit import own_decoder_of
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
@@ -83,6 +84,7 @@ class Engine:
         states of texts that were read take at most `max_prefix_bytes`, and go where documents are deleted.
         """
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
+        self.answers = AnswerSettings.of(checkpoint)
         self.prefixes = prefixes = PrefixCache(checkpoint.decoder.config, max_prefix_bytes)
 
         def lost(store: str, document_ids: Sequence[str] | None) -> None:

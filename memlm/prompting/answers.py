@@ -16,7 +16,7 @@ from memlm.api.answers import MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassag
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
-from memlm.api.passages import BUDGET, AnswerPrompt, Passage, default_num_passages, points_out
+from memlm.api.passages import BUDGET, AnswerPrompt, Passage
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
 from memlm.errors import InvalidInput, NotFound
@@ -25,7 +25,6 @@ from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.generation.prompts import check_conversation
-from memlm.model.files.checkpoint import Checkpoint
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, alone, build_prompt, numbered
 from memlm.retrieval.sentences import pointed_out
 
@@ -101,10 +100,10 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
         passages = yield Offload(partial(pointed_out, request.question, request.passages), is_long=True)
     if request.finds_passages:
         with _naming_stores(request, "passages are looked for"):
-            search = request.search(engine.checkpoint.decoder.num_parameters)
+            search = request.search(engine.answers.num_passages)
             close = request.num_passages is None
             passages = yield from engine.find_passages(search, request.searched_stores, close=close)
-    plan: _Plan = yield Offload(partial(_plan, engine.checkpoint, request, passages), is_long=True)
+    plan: _Plan = yield Offload(partial(_plan, engine, request, passages), is_long=True)
     generations = list[Generation]()
     try:
         for text in plan.texts:
@@ -138,7 +137,7 @@ def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tu
     if request.session is not None:
         num_read = engine.sessions.get(request.session, owner=owner).num_tokens
     yield from check_conversation(checkpoint, request, num_read)
-    number = request.num_passages or default_num_passages(checkpoint.decoder.num_parameters)
+    number = request.num_passages or engine.answers.num_passages
     question = request.question.strip()[-MAX_QUESTION_CHARACTERS:]
     search = FindPassagesRequest(
         question, k=number, exclude_documents=retrieval.exclude_documents, as_of=retrieval.as_of
@@ -148,17 +147,18 @@ def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tu
         request = replace(request, retrieval=_alone(retrieval))
     if not passages:
         return request, None
-    build = partial(_chat_prompt, checkpoint, request, passages, num_read)
+    build = partial(_chat_prompt, engine, request, passages, num_read)
     prompt: AnswerPrompt | None = yield Offload(build, is_long=True)
     return (request, None) if prompt is None else (request.asking(prompt.text), prompt)
 
 
 def _chat_prompt(
-    checkpoint: Checkpoint, request: ChatRequest, passages: Sequence[Passage], num_read: int
+    engine: Engine, request: ChatRequest, passages: Sequence[Passage], num_read: int
 ) -> AnswerPrompt | None:
     """The last user message behind the passages that fit into the context, beside the other messages and `num_read`
     tokens of a session. None where the conversation alone does not fit: passages make no chat fail.
     """
+    checkpoint, points_out = engine.checkpoint, engine.answers.points_out
     template, tokenizer, longest = checkpoint.chat_template, checkpoint.tokenizer, checkpoint.decoder.config.max_length
 
     def size(text: str) -> int:
@@ -171,7 +171,7 @@ def _chat_prompt(
             budget = min(budget, longest - num_read - (request.sampling.max_tokens or longest // 4))
             if request.session is not None:  # which keeps the passages: later turns need room too
                 budget = min(budget, whole + longest // 4)
-        built = _ask(request.question, passages, budget, lambda text: others + size(text), points=_points(checkpoint))
+        built = _ask(request.question, passages, budget, lambda text: others + size(text), points_out=points_out)
     except InvalidInput:  # too long without passages too, or messages that only a session's text makes a conversation
         return None
     return _prompt_of(built, passages, built.taken["passages"])
@@ -196,9 +196,9 @@ def _naming_stores(request: AnswerRequest, purpose: str) -> Iterator[None]:
 class _Asking:
     """How a model is asked: by its chat template, or, without one, by a text to continue."""
 
-    def __init__(self, checkpoint: Checkpoint, budget: int | None, max_tokens: int | None) -> None:
+    def __init__(self, engine: Engine, budget: int | None, max_tokens: int | None) -> None:
+        checkpoint, self._points_out = engine.checkpoint, engine.answers.points_out
         longest, self._tokenizer = checkpoint.decoder.config.max_length, checkpoint.tokenizer
-        self._points = _points(checkpoint)
         if budget is None:  # with room for the answer
             budget = BUDGET if longest is None else min(BUDGET, longest - (max_tokens or longest // 4))
             if budget < 1:
@@ -219,7 +219,7 @@ class _Asking:
     def build(self, question: str, passages: Sequence[Passage]) -> BuiltPrompt:
         """The text of a prompt of at most `budget` tokens, those of the template included."""
         asked = question if self._template is not None else f"{LABEL}{question}\nAnswer:"
-        return _ask(asked, passages, self._budget, self._num_tokens, points=self._points)
+        return _ask(asked, passages, self._budget, self._num_tokens, points_out=self._points_out)
 
     def _num_tokens(self, text: str) -> int:
         if self._template is None:
@@ -227,22 +227,18 @@ class _Asking:
         return len(self._template.encode([Message("user", text)], self._tokenizer))
 
 
-def _points(checkpoint: Checkpoint) -> bool:
-    return points_out(checkpoint.decoder.num_parameters)
-
-
 def _ask(
-    question: str, passages: Sequence[Passage], budget: int, count_tokens: CountTokens, *, points: bool
+    question: str, passages: Sequence[Passage], budget: int, count_tokens: CountTokens, *, points_out: bool
 ) -> BuiltPrompt:
     """The passages that fit, under their task, and the question. One that is alone stands without a number, with its
-    sentence where the model `points`.
+    sentence once more behind it if `points_out`.
     """
     if not passages:
         return build_prompt((), question, budget=budget, count_tokens=count_tokens)
     ways = [(TASK, numbered(passages), question)]
     if len(passages) == 1:
         labelled = f"{LABEL}{question.removeprefix(LABEL)}"
-        pieces = dict.fromkeys(alone(passages[0], points=each) for each in (points, False))  # that may fit without
+        pieces = dict.fromkeys(alone(passages[0], points_out=each) for each in (points_out, False))  # or without it
         ways = [(TASK_ALONE, (piece,), labelled) for piece in pieces]
     for task, texts, asked in ways:
         parts = [Part("task", (task,)), Part("passages", texts)]
@@ -265,8 +261,8 @@ def _prompt_of(built: BuiltPrompt, passages: Sequence[Passage], taken: Sequence[
     )
 
 
-def _plan(checkpoint: Checkpoint, request: AnswerRequest, passages: Sequence[Passage]) -> _Plan:
-    asking = _Asking(checkpoint, request.budget, request.sampling.max_tokens)
+def _plan(engine: Engine, request: AnswerRequest, passages: Sequence[Passage]) -> _Plan:
+    asking = _Asking(engine, request.budget, request.sampling.max_tokens)
     if request.mixture:
         each = [asking.build(request.question, [passage]) for passage in passages]
         taken = [number for number, built in enumerate(each) if built.taken["passages"]]

@@ -90,10 +90,10 @@ def numbered(passages: Sequence[Passage]) -> tuple[str, ...]:
     return tuple(f"[{number}] {_above(passage)}\n{passage.text}" for number, passage in enumerate(passages, 1))
 
 
-def alone(passage: Passage, *, points: bool) -> str:
-    """A passage that is the only one of a prompt. With `points`, its sentence stands once more behind it."""
+def alone(passage: Passage, *, points_out: bool) -> str:
+    """A passage that is the only one of a prompt. If `points_out`, its sentence stands once more behind it."""
     piece, sentence = f"Text: {_above(passage)}\n{passage.text}", passage.sentence
-    if not points or sentence is None or sentence.text == passage.text.strip():
+    if not points_out or sentence is None or sentence.text == passage.text.strip():
         return piece
     return f"{piece}{BETWEEN}Most relevant sentence: {sentence.text}"
 

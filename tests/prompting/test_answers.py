@@ -11,6 +11,7 @@ from memlm.api.chat import Message
 from memlm.api.passages import Passage, Sentence
 from memlm.data.corpus import Document
 from memlm.errors import InvalidInput, NotFound
+from memlm.generation.answer_settings import AnswerSettings
 from memlm.indexing.build import build_index
 from memlm.language_model import LanguageModel, load
 from memlm.retrieval.sentences import pointed_out
@@ -369,7 +370,7 @@ def test_a_sentence_that_is_none_is_refused_by_name(sentence):
 def test_a_large_model_is_not_pointed_at_a_sentence(asked, monkeypatch):
     lm, _ = asked
     passage = replace(PASSAGES[0], text="One. Another port. Third.", sentence=None)
-    monkeypatch.setattr("memlm.prompting.answers.points_out", lambda num_parameters: num_parameters > 10**9)
+    monkeypatch.setattr(lm.engine, "answers", AnswerSettings.of_size(2 * 10**9))
     assert "relevant sentence" not in lm.answer(QUESTION, [passage], seed=1, max_tokens=2).prompt
 
 

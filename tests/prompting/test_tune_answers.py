@@ -1,0 +1,136 @@
+"""How questions are asked is chosen on half of the documents, and saved where it gains on the other half."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from chats import PLAIN, PLAIN_TOKENS, give_template
+from conftest import SHAPE
+from texts import make_text
+
+from memlm.api.chat import Message
+from memlm.data.corpus import Document
+from memlm.errors import Corrupt, InvalidInput
+from memlm.generation.answer_settings import SETTINGS_FILE, AnswerSettings
+from memlm.indexing.build import build_index
+from memlm.language_model import LanguageModel, load
+from memlm.model import Decoder, ModelConfig
+from memlm.model.files.checkpoint import load_checkpoint, save_checkpoint
+from memlm.prompting.tune_answers import TOKENS, Question, contains, read_questions, tune_answers
+
+DEFAULT, OTHER = AnswerSettings(1, points_out=True), AnswerSettings(2, points_out=False)
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer, tmp_path_factory) -> Path:
+    """A model with room for several passages, and a datastore of 16 documents."""
+    folder = tmp_path_factory.mktemp("asked")
+    torch.manual_seed(3)
+    decoder = Decoder(ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 1024}))
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(12)  # so that answers have many words
+    save_checkpoint(folder / "model", decoder, tokenizer)
+    give_template(folder / "model", PLAIN, PLAIN_TOKENS)
+    documents = [Document(f"{n:02}", f"{n:02}", f"Page number{n}. {make_text(n, 20)}") for n in range(16)]
+    build_index(folder / "model", documents, folder / "store", keys="none")
+    return folder
+
+
+@pytest.fixture
+def asked(made, tmp_path) -> Path:
+    shutil.copytree(made, tmp_path / "asked")
+    return tmp_path / "asked"
+
+
+def answered(lm: LanguageModel, text: str, settings: AnswerSettings) -> str:
+    lm.engine.answers = settings
+    found = lm.find_passages(text, k=8)
+    return lm.answer(text, found[: settings.num_passages], temperature=0, max_tokens=TOKENS).text
+
+
+def questions(folder: Path, right_way: Callable[[int], AnswerSettings]) -> list[Question]:
+    """Questions about each document, of which the answer by one way, and by no other, is right."""
+    with load(folder / "model", [folder / "store"], passage_encoder=None) as lm:
+        texts = [f"page number{n}" for n in range(16)]
+        return [Question(text, (answered(lm, text, right_way(n)),)) for n, text in enumerate(texts)]
+
+
+def tuned(folder: Path, asked: Sequence[Question]):
+    with load(folder / "model", [folder / "store"], passage_encoder=None) as lm:
+        tuning = tune_answers(lm, asked, label="mine")
+        assert lm.engine.answers == (tuning.chosen if tuning.kept else DEFAULT)
+        return tuning
+
+
+def test_the_way_that_answers_rightly_is_saved_with_the_model_and_answers_from_then_on(asked):
+    tuning = tuned(asked, questions(asked, lambda number: OTHER))
+    assert tuning.kept
+    assert (tuning.questions, tuning.documents) == (16, 16)
+    assert (tuning.chosen.num_passages, tuning.chosen.points_out) == (2, False)
+    best = next(way for way in tuning.ways if way.settings == OTHER)
+    assert (best.right, best.right_elsewhere) == (1.0, 1.0)
+    assert tuning.ways[0].settings == DEFAULT
+    assert tuning.chosen.gain == pytest.approx(1 - tuning.ways[0].right_elsewhere)
+    with load(asked / "model", [asked / "store"], passage_encoder=None) as lm:
+        assert lm.engine.answers == tuning.chosen
+        assert len(lm.answer("page number3", max_tokens=2).passages) == 2
+        chat = lm.chat([Message("user", "page number3")], max_tokens=2)
+        assert len(chat.accepted.prompt.passages) == 2
+
+
+def test_the_defaults_stay_where_they_answer_best(asked):
+    tuning = tuned(asked, questions(asked, lambda number: DEFAULT))
+    assert not tuning.kept
+    assert (tuning.chosen.gain, tuning.ways[0].right) == (0, 1)
+    assert not (asked / "model" / SETTINGS_FILE).exists()
+
+
+def test_a_way_that_is_best_on_the_documents_it_was_chosen_on_alone_is_not_saved(asked):
+    tuning = tuned(asked, questions(asked, lambda number: DEFAULT if number % 2 else OTHER))
+    assert (tuning.chosen.num_passages, tuning.kept) == (2, False)
+    assert tuning.chosen.gain < 0
+    assert not (asked / "model" / SETTINGS_FILE).exists()
+
+
+def test_questions_about_few_documents_are_refused_and_settings_stay(asked):
+    with load(asked / "model", [asked / "store"], passage_encoder=None) as lm:
+        with pytest.raises(InvalidInput, match="1 documents; give questions about 8"):
+            tune_answers(lm, [Question("page number3", ("a",))] * 2, label="mine")
+        assert lm.engine.answers == DEFAULT
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"num_passages": 1}', '{"num_passages": -1, "points_out": true}'])
+def test_settings_that_are_damaged_are_named(asked, text):
+    (asked / "model" / SETTINGS_FILE).write_text(text)
+    with pytest.raises(Corrupt, match="memlm tune --answers"):
+        AnswerSettings.of(load_checkpoint(asked / "model"))
+
+
+def test_a_file_of_questions_has_one_in_each_line(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"question": "a", "answers": ["b", "c"], "id": 1}\n\n{"question": "d", "answers": "e"}\n')
+    assert read_questions(path) == [Question("a", ("b", "c")), Question("d", ("e",))]
+    for line in (
+        "a",
+        "[]",
+        '{"question": "a"}',
+        '{"question": 1, "answers": ["a"]}',
+        '{"question": "a", "answers": []}',
+    ):
+        path.write_text('{"question": "a", "answers": ["b"]}\n' + line)
+        with pytest.raises(InvalidInput, match="line 2: expected"):
+            read_questions(path)
+    path.write_text(json.dumps({})[:0])
+    with pytest.raises(InvalidInput, match="has no questions"):
+        read_questions(path)
+
+
+def test_an_answer_is_right_by_its_words():
+    assert contains("It was the Eiffel Tower, in 1889.", ["eiffel tower"])
+    assert not contains("It was 18891.", ["1889"])
+    assert not contains("", ["a tower"])
