@@ -89,8 +89,12 @@ def piped(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Pip
 
 def answers_of(lm: LanguageModel, *questions: str, **options: Any) -> list[str]:
     """The answers of a conversation of which the whole is sent at each turn."""
-    with lm.session() as session:
-        return ["".join(token.text for token in session.chat(question, **options)) for question in questions]
+    spoken, answers = list[dict[str, str]](), list[str]()
+    for question in questions:
+        spoken.append({"role": "user", "content": question})
+        answers.append(lm.chat(spoken, **options).result().text)
+        spoken.append({"role": "assistant", "content": answers[-1]})
+    return answers
 
 
 def test_each_line_of_a_pipe_is_answered_in_one_conversation(piped, model, lm):
@@ -204,7 +208,7 @@ def test_a_full_context_leaves_the_oldest_turns_out(lm):
     conversation = Conversation(lm, {"temperature": 0, "max_tokens": 40}, system="a page")
     for number in range(12):
         answer = "".join(token.text for token in conversation.ask(f"the memory of page {number}"))
-        conversation.keep(answer, is_complete=True)
+        conversation.keep(answer)
     turns = conversation._turns
     assert 2 <= len(turns) < 24
     assert [turn.role for turn in turns] == ["user", "assistant"] * (len(turns) // 2)
@@ -212,8 +216,6 @@ def test_a_full_context_leaves_the_oldest_turns_out(lm):
     messages = [{"role": "system", "content": "a page"}]
     messages += [{"role": turn.role, "content": turn.content} for turn in turns[:-1]]
     assert "".join(token.text for token in lm.chat(messages, temperature=0, max_tokens=40)) == turns[-1].content
-    conversation.forget_session()
-    assert lm.list_sessions() == ()
 
 
 def test_more_tokens_than_the_context_has_are_not_asked_for(lm):
@@ -221,17 +223,16 @@ def test_more_tokens_than_the_context_has_are_not_asked_for(lm):
     assert list(conversation.ask("the memory"))
 
 
-def test_a_lost_session_and_a_stopped_answer_lose_no_turn(lm):
+def test_a_turn_is_asked_behind_all_others_and_the_model_reads_it_alone(lm):
     conversation, spoken = Conversation(lm, {"temperature": 0, "max_tokens": 6}), list[dict[str, str]]()
     for question in ("the memory", "of a model", "can be read"):
-        answer = "".join(token.text for token in conversation.ask(question))
+        stream = conversation.ask(question)
+        answer = "".join(token.text for token in stream)
         spoken.append({"role": "user", "content": question})
         assert answer == "".join(token.text for token in lm.chat(spoken, temperature=0, max_tokens=6))
         spoken.append({"role": "assistant", "content": answer})
-        conversation.keep(answer, is_complete=question != "the memory")
-        if question == "of a model":
-            for info in lm.list_sessions():
-                lm.delete_session(info.name)
+        conversation.keep(answer)
+    assert 2 * stream.finished.usage.cached_tokens > stream.finished.usage.prompt_tokens
 
 
 def test_a_server_is_talked_to_alike(piped, model, store, lm, tmp_path):

@@ -107,10 +107,7 @@ def _run(
     if is_typed and not json:
         out.print(one_line(about + _described(memory.stores())), style="dim", markup=False)
         out.print("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
-    try:
-        shell.run(typed_lines() if is_typed else piped_lines(echo=not json))
-    finally:
-        conversation.forget_session()
+    shell.run(typed_lines() if is_typed else piped_lines(echo=not json))
     if shell.num_failed and not is_typed:
         raise typer.Exit(1)
 

@@ -104,7 +104,7 @@ class ChatShell:
             stream.close()
         self._last, self._prompt = seen, stream.accepted.prompt
         answer = "".join(token.text for token in seen)
-        self._conversation.keep(answer, is_complete=not was_stopped)
+        self._conversation.keep(answer)
         self._close_answer(answer, stream, was_stopped=was_stopped)
 
     def _close_answer(self, answer: str, stream: TokenStream, *, was_stopped: bool) -> None:
@@ -192,7 +192,6 @@ class ChatShell:
 
     def _forget(self, document_id: str) -> None:
         store = self._memory.delete(document_id)
-        self._conversation.forget_session()  # it has read passages, perhaps of this document
         text = f"deleted {document_id} from {store}; answers about it stay in this conversation until /reset"
         self._say(text, forgot=document_id, store=store)
 
