@@ -51,6 +51,7 @@ from memlm.errors import InvalidInput, MemlmError, check_kind, check_path
 from memlm.generation.drive import complete_all
 from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
+from memlm.generation.prefix_cache import DEFAULT_MAX_BYTES
 from memlm.generation.sessions.sessions import Sessions
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
@@ -109,10 +110,12 @@ class LanguageModel:
         passage_encoder: PassageEncoder | None = None,
         shards: Sequence[str] = (),
         partial: bool = False,
+        max_prefix_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         """Opens the datastores. Those named in `may_fail` need not be usable now. `shards` are the addresses, HOST:PORT
         or unix:PATH, of processes that search them (`memlm shard`). With `partial`, generation and `score` go on
-        without those that do not answer, and tell the share of the entries that was searched. Raises InvalidInput if
+        without those that do not answer, and tell the share of the entries that was searched. The states of earlier
+        texts, which prompts go on from, take at most `max_prefix_bytes` (0: none). Raises InvalidInput if
         two datastores share a name, and for `partial` without shards.
         """
         if partial and not shards:
@@ -124,8 +127,9 @@ class LanguageModel:
 
                 search = held.enter_context(Shards(shards, partial=partial)).search
             self.engine = Engine(
-                checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search
-            )
+                checkpoint, stores, sessions, may_fail=may_fail, passage_encoder=passage_encoder, search=search,
+                max_prefix_bytes=max_prefix_bytes,
+            )  # fmt: skip
             self._held = held.pop_all()
         self.checkpoint = checkpoint
 

@@ -70,7 +70,8 @@ def cost(checkpoint: Checkpoint, prepared: Prepared, progress: Progress) -> list
     """
     tokenizer, meter = checkpoint.tokenizer, EnergyMeter()
     prompts = [tokenizer.encode(document.text)[:PROMPT_TOKENS].tolist() for document in prepared.domain.test]
-    with LanguageModel(checkpoint) as bare, LanguageModel(checkpoint) as lm:
+    alone, read_each = LanguageModel(checkpoint, max_prefix_bytes=0), LanguageModel(checkpoint, max_prefix_bytes=0)
+    with alone as bare, read_each as lm:  # each way reads the same prompts
         for each in (bare, lm):
             each.engine.sessions.context_settings = prepared.past
         ways, ram = _ways(bare, lm, prepared.store, prompts[0], meter)

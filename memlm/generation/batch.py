@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,6 +34,7 @@ from memlm.model.state.pool import UNBOUNDED, StatePool
 from memlm.model.state.size import row_bytes
 
 PREFILL_TOKENS = 256
+KEPT_BYTES = 64 << 20  # take about as long to copy as a step
 # A session's state is read apart from the others' where reading it takes a quarter of the time of reading the weights.
 # Copying a smaller one into a row, and out of it, takes about as long as a step.
 APART_BYTES, APART_SHARE = 8 << 20, 4
@@ -67,13 +69,14 @@ class Batch:
         self._decoder, self._max_sequences, self._prefill_tokens = checkpoint.decoder, max_sequences, prefill_tokens
         self._capacity = capacity or checkpoint.decoder.config.max_length or UNBOUNDED
         self._pool = StatePool(checkpoint.decoder, most_rows=max_sequences, capacity=self._capacity)
-        self._prefixes = PrefixCache(checkpoint.decoder.config, 0) if prefixes is None else prefixes
+        self._prefixes = PrefixCache(checkpoint.decoder, 0) if prefixes is None else prefixes
         self._prompts = Prompts(checkpoint.decoder, self._places_for, self._prefixes)
         self._rows: list[RunningSequence] = []
         self._apart: dict[RunningSequence, DecoderState] = {}
         self._joining = list[_Joining]()
         self._held = dict[Mixture | None, list[tuple[_Joining, Decoded]]]()  # rows that wait for others of their text
         self._budget = DraftBudget.of(checkpoint.decoder)
+        self._kept_bytes = 0  # of states that this step has copied for later texts
         weights = checkpoint.decoder.num_bytes
         self._apart_bytes = max(APART_BYTES, weights // APART_SHARE)
 
@@ -138,7 +141,7 @@ class Batch:
         that are done have been removed.
         """
         with torch.inference_mode():
-            begin_s = time.perf_counter()
+            begin_s, self._kept_bytes = time.perf_counter(), 0
             decoded = [*self._decode_rows(), *self._decode_apart()]
             for each in decoded:
                 remember(each.sequence, each.sequence.generation.ids_to_read, each.keys_ND)
@@ -158,7 +161,7 @@ class Batch:
         return drawn
 
     def _end(self, sequence: RunningSequence) -> None:
-        """Removes a sequence that is done, and takes its KV cache for its session, or for texts that begin like it."""
+        """Removes a sequence that is done, and takes its KV cache for its session, or for later texts."""
         if sequence.generation.finished:
             try:
                 if not sequence.generation.has_session:
@@ -173,14 +176,16 @@ class Batch:
             self.remove(sequence)
 
     def _keep(self, sequences: Sequence[RunningSequence]) -> None:
-        """Keeps the states of texts that are done."""
+        """Keeps the states of texts that are done, as far as a step has time to copy them: of several that end
+        together, the first alone where they are large.
+        """
         for each in sequences:
             generation = each.generation
-            if (scope := generation.scope) is None:
+            if (scope := generation.scope) is None or self._kept_bytes > KEPT_BYTES:
                 continue
             state, row = (self._apart[each], 0) if each in self._apart else (self._pool.state, self._rows.index(each))
-            past, ids = generation.past, generation.ids_read(state.rows[row].length)
-            self._prefixes.keep(scope, ids, state, row, None if past is None else past.cache)
+            past, ids = generation.past, np.array(generation.ids_read(state.rows[row].length), np.int32)
+            self._kept_bytes += self._prefixes.keep(scope, ids, state, row, None if past is None else past.cache)
 
     def _decode_rows(self) -> list[Decoded]:
         """Reads the last token and the draft of every row of the pool."""
@@ -306,6 +311,9 @@ class Batch:
         """Samples a token for each mixture, given the log-probabilities after each of its rows."""
         for first in [sequence for sequence in logprobs if sequence.rows]:
             assert first.mixture is not None
+            first.failure = next((row.failure for row in first.rows if row.failure), None)
+            if first.failure is not None:
+                continue
             try:
                 first.tokens = first.mixture.draw(torch.stack([logprobs[row] for row in first.rows]), first.since_s)
             except Exception as error:

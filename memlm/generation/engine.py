@@ -85,7 +85,7 @@ class Engine:
         """
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
         self.answers = AnswerSettings.of(checkpoint)
-        self.prefixes = prefixes = PrefixCache(checkpoint.decoder.config, max_prefix_bytes)
+        self.prefixes = prefixes = PrefixCache(checkpoint.decoder, max_prefix_bytes)
 
         def lost(store: str, document_ids: Sequence[str] | None) -> None:
             prefixes.clear()
@@ -93,6 +93,7 @@ class Engine:
 
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
         self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=lost, search=search)
+        self.stores.on_retired = prefixes.clear
 
     @property
     def info(self) -> ModelInfo:

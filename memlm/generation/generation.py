@@ -167,7 +167,7 @@ class Generation:
         """
         if self.has_session or self.own_decoder is not None:
             return None
-        return Scope(self.caller, self.adapter, self.past is not None, self.epoch)
+        return Scope(self.caller, self.epoch, self.adapter, self.past is not None)
 
     def begin_behind(self, beginning: Beginning) -> None:
         """Counts the tokens of the prompt that need not be read, since their state is known."""

@@ -128,6 +128,7 @@ class LoadedStores:
         Raises InvalidInput if two share a name, and for one folder in place of a list.
         """
         self._on_lost, self._search = on_lost, search
+        self.on_retired: Callable[[], None] = lambda: None  # is called where one is unloaded or replaced
         self._checkpoint = checkpoint
         self._stores: dict[str, LoadedStore] = {}
         self._retired: list[weakref.ref[ModelStore]] = []
@@ -377,6 +378,7 @@ class LoadedStores:
 
     def _retire(self, store: LoadedStore) -> None:
         """Hides it from new requests. Running generations may use it, so it is refreshed as long as they hold it."""
+        self.on_retired()
         if store.opened is not None:
             held = [retired for retired in self._retired if retired() is not None]
             self._retired = [*held, weakref.ref(store.opened)]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Int32
 from torch import Tensor
 
-from memlm.generation.prefix_cache import Beginning, PrefixCache, Scope
+from memlm.generation.prefix_cache import LEAST_TOKENS, Beginning, PrefixCache, Scope
 from memlm.generation.step_search import Decoded, RunningSequence, remember
 from memlm.model import Decoder, DecoderState, decoding_threads
+from memlm.model.state.pool import UNBOUNDED
 
+COPIED_BYTES = 1 << 20  # of a state are copied in about the time in which a token is read
 PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (benchmarks/log, 2026-11-21)
 
 
@@ -27,12 +31,10 @@ class Prompt:
     state: DecoderState | None
     apart: bool
     done: int = 0
-    beginning: Beginning | None = None  # that is copied into its state before the first piece
+    ids_T: Int32[np.ndarray, " T"] = field(init=False)
 
-    @property
-    def ids(self) -> list[int]:
-        """All of its tokens."""
-        return self.sequence.generation.pending_ids
+    def __post_init__(self) -> None:
+        self.ids_T = np.array(self.sequence.generation.pending_ids, np.int32)
 
     @property
     def scope(self) -> Scope | None:
@@ -42,7 +44,29 @@ class Prompt:
     @property
     def num_pending(self) -> int:
         """Tokens left to read."""
-        return len(self.ids) - self.done
+        return len(self.ids_T) - self.done
+
+
+class Next(NamedTuple):
+    """A prompt of which a piece is read, and the text that it goes on from, where that is copied before its first."""
+
+    prompt: Prompt
+    beginning: Beginning | None
+
+    @property
+    def start(self) -> int:
+        """Its first token that is read."""
+        return self.prompt.done if self.beginning is None else self.beginning.length
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens left to read."""
+        return len(self.prompt.ids_T) - self.start
+
+    @property
+    def copy_cost(self) -> int:
+        """As many tokens are read in the time that its beginning takes."""
+        return 0 if self.beginning is None else self.beginning.num_bytes // COPIED_BYTES
 
 
 class Through(NamedTuple):
@@ -87,29 +111,28 @@ class Prompts:
             left = min(share, room)
             while queue and left > 0:
                 group = self._next_group(queue, left)
-                size = min(left, max(prompt.num_pending for prompt in group))
+                size = min(left, max(each.num_pending for each in group))
+                cost = len(group) * size + sum(each.copy_cost for each in group)
                 through += self._read(queue, group, size)
-                left -= len(group) * size
-                room -= len(group) * size
+                left, room = left - cost, room - cost
         return through
 
-    def _read(self, queue: deque[Prompt], group: Sequence[Prompt], size: int) -> list[Through]:
+    def _read(self, queue: deque[Prompt], group: Sequence[Next], size: int) -> list[Through]:
         """Reads up to `size` tokens of each of the oldest prompts. Returns those that are through."""
-        pieces = [prompt.ids[prompt.done : prompt.done + size] for prompt in group]
-        if (state := group[0].state) is None:
-            capacity = self._places_for(max(len(prompt.ids) for prompt in group))
-            adapters_B = [prompt.sequence.generation.adapter for prompt in group]
+        prompts = [each.prompt for each in group]
+        pieces = [each.prompt.ids_T[each.start : each.start + size].tolist() for each in group]
+        if (state := prompts[0].state) is None:
+            capacity = self._places_for(max(each.start for each in group) + max(each.num_pending for each in group))
+            adapters_B = [prompt.sequence.generation.adapter for prompt in prompts]
             state = self._decoder.new_state(batch_size=len(group), capacity=capacity, adapters_B=adapters_B)
             if len(group) == 1:
-                group[0].state = state
-        for row, prompt in enumerate(group):
-            if prompt.beginning is not None:
-                prompt.beginning.copy_to(state, row)
-                prompt.beginning = None
+                prompts[0].state = state
+        for row, each in enumerate(group):
+            self._begin(each, state, row)
         with decoding_threads(self._decoder, len(group) * size):
             hidden_BTD, keys_BTD = self._decoder(padded(pieces), state, new_B=[len(piece) for piece in pieces])
         through = list[Through]()
-        for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
+        for row, (prompt, piece) in enumerate(zip(prompts, pieces, strict=True)):
             prompt.done += len(piece)
             remember(prompt.sequence, piece, keys_BTD[row, : len(piece)])
             if prompt.num_pending:
@@ -121,47 +144,67 @@ class Prompts:
             through.append(Through(prompt, state, row, after))
         return through
 
-    def _next_group(self, queue: deque[Prompt], room: int) -> list[Prompt]:
+    def _begin(self, each: Next, state: DecoderState, row: int) -> None:
+        """Copies the beginning of a prompt. Where that fails, its sequence alone fails."""
+        if each.beginning is None:
+            return
+        try:
+            each.beginning.copy_to(state, row)
+            each.prompt.sequence.generation.begin_behind(each.beginning)
+        except Exception as error:
+            each.prompt.sequence.failure = error
+        each.prompt.done = each.beginning.length
+
+    def _next_group(self, queue: deque[Prompt], room: int) -> list[Next]:
         """Returns the oldest prompt, with those behind it that are cheaper to read along than by themselves.
 
-        Each saves one reading of the weights, and costs the padding that makes all of them as long as the longest.
+        Each saves one reading of the weights, and costs the padding that makes all of them as long as the longest. One
+        that begins like another of them is read after that one.
         """
-        first, *others = queue
-        self._find_beginning(first)
-        group, longest, total = [first], first.num_pending, first.num_pending
-        if first.state is not None or longest > room:
+        candidates = map(self._next, queue)
+        first = next(candidates)
+        group, longest, total, copied = [first], first.num_pending, first.num_pending, first.copy_cost
+        if first.prompt.state is not None or longest > room:
             return group
-        for prompt in others:
-            self._find_beginning(prompt)
-            longest, total = max(longest, prompt.num_pending), total + prompt.num_pending
-            cells, is_alike = (len(group) + 1) * longest, prompt.state is None and prompt.done == first.done
-            if not is_alike or cells > room or cells - total > PADDING_TOKENS * len(group):
+        for each in candidates:
+            longest, total = max(longest, each.num_pending), total + each.num_pending
+            cells, copied = (len(group) + 1) * longest, copied + each.copy_cost
+            if each.prompt.state is not None or cells + copied > room or cells - total > PADDING_TOKENS * len(group):
                 break
-            if any(self._num_shared(prompt, each) for each in group):
-                break  # it is read once the state of what they share is there
-            group.append(prompt)
+            if not self._fit_together([*group, each], longest) or any(self._waits(each, other) for other in group):
+                break
+            group.append(each)
         return group
 
-    def _find_beginning(self, prompt: Prompt) -> None:
-        """Looks for an earlier text that an unread prompt goes on from. Its last token is read in any case."""
-        if (scope := prompt.scope) is None or prompt.done:
-            return
-        if found := self._prefixes.find(scope, prompt.ids, len(prompt.ids) - 1):
-            prompt.beginning, prompt.done = found, found.length
-            prompt.sequence.generation.begin_behind(found)
+    def _fit_together(self, group: Sequence[Next], longest: int) -> bool:
+        """Whether one state can have rows that begin at these places."""
+        starts, config = {each.start for each in group}, self._decoder.config
+        if len(starts) == 1:
+            return True
+        is_plain = config.is_plain and not (config.is_windowed or config.is_segmented)
+        return is_plain and max(starts) + longest <= (config.max_length or UNBOUNDED)
 
-    def _num_shared(self, prompt: Prompt, other: Prompt) -> int:
-        """How many tokens a prompt, of which nothing is known, need not read once another one is read."""
+    def _next(self, prompt: Prompt) -> Next:
+        """Looks for an earlier text that an unread prompt goes on from. Its last token is read in any case."""
+        scope = prompt.scope
+        return Next(prompt, None if prompt.done or scope is None else self._prefixes.find(scope, prompt.ids_T[:-1]))
+
+    def _waits(self, each: Next, other: Next) -> bool:
+        """Whether much less of a prompt has to be read once another one is."""
+        return self._num_known(each.prompt, other.prompt) - each.start >= LEAST_TOKENS
+
+    def _num_known(self, prompt: Prompt, other: Prompt) -> int:
+        """How many tokens of an unread prompt are known once another one is read."""
         if prompt.done or prompt.scope is None or prompt.scope != other.scope:
             return 0
-        return self._prefixes.num_shared(prompt.ids[:-1], other.ids)
+        return self._prefixes.known_after(prompt.scope, prompt.ids_T[:-1], other.ids_T)
 
     def _keep_for_others(self, prompt: Prompt, state: DecoderState, row: int) -> None:
         """Keeps the beginning of a prompt that was read, as far as one that waits shares it."""
-        shared = max((self._num_shared(other, prompt) for other in (*self._alone, *self._mixed)), default=0)
-        if shared and prompt.scope is not None:
+        shared = max((self._num_known(other, prompt) for other in (*self._alone, *self._mixed)), default=0)
+        if shared and prompt.scope is not None and prompt.sequence.failure is None:
             past = prompt.sequence.generation.past
-            self._prefixes.keep(prompt.scope, prompt.ids[:shared], state, row, None if past is None else past.cache)
+            self._prefixes.keep(prompt.scope, prompt.ids_T[:shared], state, row, None if past is None else past.cache)
 
 
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:

@@ -64,9 +64,11 @@ class Started:
         return replace(self.generation.accepted, prompt=self.prompt)
 
 
-def start_request(engine: Engine, request: StreamRequest, *, request_id: str = "", owner: str = "") -> Steps[Started]:
-    """Starts any request for a stream of tokens, to be closed at the end. Raises as `start_answer` does, and
-    `Engine.start`.
+def start_request(
+    engine: Engine, request: StreamRequest, *, request_id: str = "", owner: str = "", caller: str = ""
+) -> Steps[Started]:
+    """Starts any request for a stream of tokens, to be closed at the end. It may go on from texts of its `caller`.
+    Raises as `start_answer` does, and `Engine.start`.
     """
     epoch = engine.prefixes.epoch  # before passages are found
     if isinstance(request, AnswerRequest):
@@ -74,7 +76,7 @@ def start_request(engine: Engine, request: StreamRequest, *, request_id: str = "
     else:
         started = yield from _start_text(engine, request, request_id=request_id, owner=owner)
     for generation in started.generations:
-        generation.epoch = epoch
+        generation.caller, generation.epoch = caller, epoch
     return started
 
 

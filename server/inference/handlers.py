@@ -19,7 +19,7 @@ from memlm.generation.mixture import Mixture
 from memlm.prompting.answers import start_request
 from memlm.server.inference.active_request import ActiveRequest, Advances, Life
 from memlm.server.inference.cache_budget import CacheBudget
-from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission
+from memlm.server.inference.messages import Answer, Events, Refresh, Result, Submission, party_of
 from memlm.wire.codec import WireEvent, token_to_wire
 
 Send: TypeAlias = Callable[[Answer], None]
@@ -103,10 +103,9 @@ def stream_and_send(
     """A generation from its request to its last token."""
     submission, request = active.submission, active.submission.request
     assert isinstance(request, StreamRequest)
-    started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner)
+    party = party_of(submission.owner, submission.caller)
+    started = yield from start_request(engine, request, request_id=submission.id, owner=submission.owner, caller=party)
     generation, active.generations = started.generation, started.generations
-    for each in active.generations:
-        each.caller = submission.caller
     try:
         num_rows = len(active.generations)
         copies = 1 if num_rows == 1 else 2  # the prompts of a mixture are kept beside their rows until the last is read

@@ -39,6 +39,13 @@ class Adopt(Request[None]):
     session_name: str
 
 
+def party_of(owner: str, caller: str) -> str:
+    """Requests of one party may go on from each other's texts: of one token, or else of one client's address, without
+    the port, of which each connection has its own.
+    """
+    return f"token {owner}" if owner else caller.rpartition(":")[0] if caller.startswith("ipv") else caller
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request, under the id that its answers, the logs and the client use.

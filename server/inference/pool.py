@@ -1,7 +1,7 @@
 """All inference workers: which one gets a request, and changes that every one has to make.
 
 A request with a session goes to the worker that the session's name maps to, any other request to the least busy worker,
-of several to the one that has the states of texts which begin alike.
+or to a slightly busier one that has just read a text of the caller which begins alike.
 Datastores are loaded and unloaded, and documents are deleted, on all workers before the caller gets an answer. A worker
 that cannot follow is restarted, and then loads the datastores that are in service.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import astuple
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from random import choice
+from random import random
 from typing import Any, TypeVar, cast
 
 from memlm.api.datastores import (
@@ -35,12 +36,13 @@ from memlm.generation.sessions.fence import SessionFence
 from memlm.server.config import ServerConfig, worker_for_session
 from memlm.server.inference.deletions import Deletions
 from memlm.server.inference.handle import JOIN_S, WorkerHandle
-from memlm.server.inference.messages import Refresh
+from memlm.server.inference.messages import Refresh, party_of
 from memlm.server.inference.requests import EngineHandle, ServedFiles, event_quota
 from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 from memlm.wire.codec import WireEvent
 
+MAX_READERS = 4096  # beginnings of texts that are remembered
 FRESH_HEARTBEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
 
 R = TypeVar("R")
@@ -56,6 +58,7 @@ class EnginePool(ABC):
         self.deletions, self._config, self._stores = Deletions(), config, stores
         self.event_bytes, self._files = event_quota(config), ServedFiles()
         self._limit_s = config.worker_timeout_s + JOIN_S  # a worker that hangs is killed before
+        self._readers = OrderedDict[bytes, str]()  # by the beginnings of the latest texts
 
     @abstractmethod
     async def start(self) -> None:
@@ -102,7 +105,7 @@ class EnginePool(ABC):
         self, request: StreamRequest, time_left_s: float | None, **origin: Any
     ) -> AsyncGenerator[WireEvent, None]:
         """The events of a generation by one worker, as `EngineHandle.stream`."""
-        return self._worker_for(request).stream(request, time_left_s, **origin)
+        return self._worker_for(request, **origin).stream(request, time_left_s, **origin)
 
     async def ask(self, request: Request[R], time_left_s: float | None = None, **origin: Any) -> R:
         """Returns the only answer to a request, from the worker or workers that it concerns. Raises the request's
@@ -219,25 +222,32 @@ class EnginePool(ABC):
         except TimeoutError:
             raise Unavailable(f"{worker.name} did not answer within {self._limit_s:g} s") from None
 
-    def _worker_for(self, request: Request[Any]) -> EngineHandle:
-        session = getattr(request, "session", None)
-        return self._owner_of(session) if session else self._least_loaded(request)
+    def _worker_for(self, request: Request[Any], *, owner: str = "", caller: str = "", **_: Any) -> EngineHandle:
+        if session := getattr(request, "session", None):
+            return self._owner_of(session)
+        least = self._least_loaded()
+        return self._reader_of(request, least, party_of(owner, caller)) if isinstance(request, StreamRequest) else least
 
-    def _least_loaded(self, request: Request[Any] | None = None) -> EngineHandle:
-        """The serving worker with the fewest requests in flight. Among those with at most one more, a text goes to the
-        worker that its beginning maps to, so that the turns of a chat find their history. Else one of them is chosen at
-        random.
+    def _reader_of(self, request: StreamRequest, least: EngineHandle, party: str) -> EngineHandle:
+        """The worker that has just read a text of the caller which begins alike, if it is as ready as the `least` busy
+        one and has at most one request more. From now on that is the one that is returned.
         """
+        key = blake2b(f"{party}\n{request.beginning}".encode(errors="replace"), digest_size=16).digest()
+        name = self._readers.pop(key, least.name)
+        near = least.num_open + 1
+        found = next(
+            (each for each in self._workers if each.name == name and each.is_ready and each.num_open <= near), least
+        )
+        self._readers[key] = found.name
+        if len(self._readers) > MAX_READERS:
+            self._readers.popitem(last=False)
+        return found
+
+    def _least_loaded(self) -> EngineHandle:
+        """The serving worker with the fewest requests in flight, at random among equals."""
         if not (workers := self._workers):
             raise self._none_is_there()
-        if len(workers) == 1:
-            return workers[0]
-        best = min((not each.is_serving, not each.is_ready, each.num_open) for each in workers)
-        if isinstance(request, StreamRequest):
-            beginning = request.beginning.encode(errors="replace")
-            near = [each for each in workers if (not each.is_serving, not each.is_ready, each.num_open - 1) <= best]
-            return max(near, key=lambda worker: blake2b(worker.name.encode() + beginning).digest())
-        return choice([each for each in workers if (not each.is_serving, not each.is_ready, each.num_open) == best])
+        return min(workers, key=lambda worker: (not worker.is_serving, not worker.is_ready, worker.num_open, random()))
 
     def _leader(self) -> EngineHandle:
         """The first worker with a fresh heartbeat. A worker that hangs could not answer before it is replaced."""

@@ -49,7 +49,7 @@ class Metrics:
             registry=registry,
         )
         self._tokens = Counter(
-            "memlm_tokens", "Tokens read from prompts, and tokens generated.", ["kind"], registry=registry
+            "memlm_tokens", "Tokens of prompts, and tokens generated.", ["kind"], registry=registry
         )
         self._cached = Counter(
             "memlm_cached_tokens", "Tokens of prompts that an earlier text of the caller began with.", registry=registry

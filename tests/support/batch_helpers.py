@@ -1,5 +1,7 @@
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from conftest import SHAPE
 
@@ -8,10 +10,13 @@ from memlm.base.steps import run_steps
 from memlm.data.tokenizer import Tokenizer
 from memlm.generation.batch import Batch, RunningSequence
 from memlm.generation.generation import Generation
+from memlm.generation.prefix_cache import PrefixCache, Scope
 from memlm.language_model import LanguageModel
 from memlm.model import Decoder, ModelConfig
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 
+GREEDY = {"temperature": 0, "max_tokens": 3, "drafts": 0}
+HISTORY = list(range(20, 60))  # tokens, as many as save time
 KINDS = {
     "rotary": {},
     "learned": {"positions": "learned"},
@@ -46,3 +51,43 @@ def add(batch: Batch, generation: Generation) -> RunningSequence:
 
 def start(lm: LanguageModel, request: GenerateRequest) -> Generation:
     return run_steps(lm.engine.start(request))
+
+
+class NumRead:
+    """How many tokens a decoder reads within a block."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.count, self._decoder = 0, decoder
+
+    def __enter__(self) -> "NumRead":
+        def seen(_: object, arguments: Sequence[torch.Tensor], options: dict) -> None:
+            self.count += sum(options.get("new_B") or [arguments[0].shape[1]] * len(arguments[0]))
+
+        self._hook = self._decoder.register_forward_pre_hook(seen, with_kwargs=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+
+def started(checkpoint: Checkpoint, ids: Sequence[int], *, caller: str = "", **options) -> Generation:
+    request = GenerateRequest.of(ids, {**GREEDY, **options})
+    generation = run_steps(Generation.start(checkpoint, request, None))
+    generation.caller = caller
+    return generation
+
+
+def state_of(checkpoint: Checkpoint, ids: Sequence[int]):
+    state = checkpoint.decoder.new_state(capacity=len(ids))
+    with torch.inference_mode():
+        checkpoint.decoder(torch.tensor([[*ids]]), state)
+    return state
+
+
+def keep(prefixes: PrefixCache, checkpoint: Checkpoint, ids: Sequence[int], caller: str = "") -> None:
+    prefixes.keep(Scope(caller, 0), np.array(ids, np.int32), state_of(checkpoint, ids), 0)
+
+
+def length_found(prefixes: PrefixCache, ids: Sequence[int], caller: str = "") -> int:
+    found = prefixes.find(Scope(caller, 0), np.array(ids, np.int32))
+    return 0 if found is None else found.length

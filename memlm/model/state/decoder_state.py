@@ -148,8 +148,11 @@ class DecoderState:
         """Returns an independent copy of a row as it was after its first `length` tokens, with room for `capacity`.
         None where `start_of` gives None.
         """
+        if self.start_of(row, length) is None:
+            return None
         twin = self._like(1, capacity or length)
-        return twin if twin.copy_start(0, self, row, length) else None
+        twin.copy_start(0, self, row, length)
+        return twin
 
     def fork(self) -> DecoderState:
         """Returns an independent copy. It shares the sources, which nothing changes."""
