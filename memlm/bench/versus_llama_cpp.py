@@ -79,6 +79,7 @@ def _both(file: Path, store: str | Path | None) -> Iterator[tuple[LanguageModel,
     theirs = LlamaCpp(file, streams=max(STREAMS), context=context, threads=torch.get_num_threads())
     try:
         with load(file, [] if store is None else [store]) as ours:
+            ours.engine.prefixes.max_bytes = 0  # each repetition reads its prompt
             yield ours, theirs
     finally:
         theirs.close()
