@@ -45,8 +45,9 @@ class Generation:
     """A sequence of a batch: its request, its session, and the text generated so far.
 
     `pending_ids` are the tokens that the model reads next: at first the prompt, then the last token. The tokens of
-    `drafts` are read behind them. After the last token `finished` is set. Raises InvalidInput for a prompt or a length
-    that the model does not take.
+    `drafts` are read behind them. After the last token `finished` is set. With `scored_from`, a place in the prompt's
+    `pending_ids`, `prompt_logprob` is the log-probability of those behind it, once they and it are read. Raises
+    InvalidInput for a prompt or a length that the model does not take.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Generation:
         self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
         self._context_ids = [*self._session.context_ids, *prompt.ids]
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
+        self.scored_from: int | None = None
+        self.prompt_logprob = 0.0
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._max_tokens = room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
         self.max_positions = self.prompt_positions + self._max_tokens - 1

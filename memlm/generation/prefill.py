@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from memlm.generation.step_search import Decoded, RunningSequence, remember
 from memlm.model import Decoder, DecoderState, decoding_threads
 
+SCORED_ROWS = 128  # positions with their log-probabilities over the vocabulary in RAM at once
 PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (benchmarks/log, 2026-11-21)
 
 
@@ -91,6 +93,8 @@ class Prompts:
                 group[0].state = state
         with decoding_threads(self._decoder, len(group) * size):
             hidden_BTD, keys_BTD = self._decoder(padded(pieces), state, new_B=[len(piece) for piece in pieces])
+            for prompt, piece, hidden_TD in zip(group, pieces, hidden_BTD, strict=True):
+                _score(self._decoder, prompt, hidden_TD[: len(piece)])
         through = list[Through]()
         for row, (prompt, piece) in enumerate(zip(group, pieces, strict=True)):
             prompt.done += len(piece)
@@ -119,6 +123,21 @@ class Prompts:
                 break
             group.append(prompt)
         return group
+
+
+def _score(decoder: Decoder, prompt: Prompt, hidden_TD: Float[Tensor, "T D"]) -> None:
+    """Adds the log-probabilities of the tokens to be scored behind the T ones of a prompt that were read, a few rows of
+    the large vocabulary at a time.
+    """
+    generation, done = prompt.sequence.generation, prompt.done
+    if generation.scored_from is None:
+        return
+    ids, end = generation.pending_ids, done + len(hidden_TD)
+    for begin in range(max(done, generation.scored_from), min(end, len(ids) - 1), SCORED_ROWS):
+        next_N = ids[begin + 1 : min(begin + SCORED_ROWS, end) + 1]
+        logprobs_NV = decoder.logprobs(hidden_TD[begin - done :][: len(next_N)])
+        scored_N = logprobs_NV[torch.arange(len(next_N)), next_N]
+        generation.prompt_logprob += float(scored_N.sum(dtype=torch.float64))
 
 
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:
