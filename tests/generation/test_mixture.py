@@ -16,16 +16,17 @@ from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.language_model import LanguageModel
 
-PROMPTS = ["the memory of a page", "a page", "it is a model, and the stream ends with a page"]
+QUESTION = "which page has it?"
+PROMPTS = [f"a page. {QUESTION}", f"the stream ends. {QUESTION}", QUESTION]
 CLOSE = 1e-6  # between two shares
 OPTIONS = {"use_store": False, "drafts": 0, "max_tokens": 8, "temperature": 0}
 
 
-def start(lm: LanguageModel, prompt: str, **options) -> Generation:
+def start(lm: LanguageModel, prompt: str | Sequence[int], **options) -> Generation:
     return run_steps(lm.engine.start(GenerateRequest.of(prompt, {**OPTIONS, **options})))
 
 
-def mixture_of(lm: LanguageModel, prompts: Sequence[str] = PROMPTS, **options) -> Mixture:
+def mixture_of(lm: LanguageModel, prompts: Sequence[str | Sequence[int]] = PROMPTS, **options) -> Mixture:
     return Mixture([start(lm, prompt, **options) for prompt in prompts])
 
 
@@ -34,9 +35,9 @@ def drawn(lm: LanguageModel, mixture: Mixture) -> list[Token]:
     return [token for each in events for token in each]
 
 
-def check(lm: LanguageModel, tokens: Sequence[Token]) -> None:
+def check(lm: LanguageModel, tokens: Sequence[Token], prompts: Sequence[Sequence[int]] = ()) -> None:
     """Compares a text, and the shares in its tokens, with the sum over whole texts."""
-    prompts = [lm.tokenizer.prompt(prompt) for prompt in PROMPTS]
+    prompts = prompts or [lm.tokenizer.prompt(prompt) for prompt in PROMPTS]
     expected_T, shares_TB = mixed(lm, prompts, [token.id for token in tokens])
     assert [token.logprob for token in tokens] == pytest.approx(expected_T, abs=1e-4)
     assert np.array([token.passage_shares for token in tokens]) == pytest.approx(shares_TB[:, :-1], abs=CLOSE)
@@ -46,6 +47,13 @@ def test_a_text_of_the_mixture_has_its_probabilities_and_each_token_its_shares(l
     tokens = drawn(lm, mixture_of(lm))
     assert len(tokens) == 8
     check(lm, tokens)
+
+
+def test_a_question_that_follows_nothing_counts_from_its_second_token_on(lm):
+    """As that of a model without a token at the start."""
+    asked = lm.tokenize(QUESTION)
+    prompts = [[*lm.tokenize("a page of"), *asked], asked]
+    check(lm, drawn(lm, mixture_of(lm, prompts)), prompts)
 
 
 def test_shares_are_those_of_a_sum_in_float64(lm):
