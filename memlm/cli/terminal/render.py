@@ -138,11 +138,11 @@ def warn_if_partial(share: float | None) -> None:
 
 def print_sentence(prompt: AnswerPrompt | None, shares: Sequence[float] = ()) -> None:
     """Prints the sentence of a prompt's best passage and its place, before the model has written anything. Of a
-    mixture, it is the passage with the largest of the `shares`.
+    mixture, it is the passage with the largest of the `shares`, unless the model alone has a larger one.
     """
     best = shares.index(max(shares)) if shares else 0
     passage = next(iter(prompt.passages[best:]), None) if prompt is not None else None
-    if passage is None or passage.sentence is None:
+    if passage is None or passage.sentence is None or (shares and shares[best] < 1 - sum(shares)):
         return
     out.print(quoted(passage.sentence))
     out.print(Text(one_line(f"  {passage.sentence_place}"), style="dim"))
@@ -169,7 +169,7 @@ def print_places(prompt: AnswerPrompt, *, cited: Sequence[Passage] = (), shares:
             line.append("  named", style="not dim bold")
         out.print(line)
     if shares:
-        out.print(f"    {1 - sum(shares):4.0%}  {ALONE}", style="dim", markup=False)
+        out.print(f"    {max(0.0, 1 - sum(shares)):4.0%}  {ALONE}", style="dim", markup=False)
     if prompt.left_out:
         out.print(f"no room in the prompt: {len(prompt.left_out):,} more", style="dim")
 

@@ -113,9 +113,14 @@ export class Pane extends EventTarget {
     else hideCard();
   }
 
-  /** Shows the sentence of the best passage: of a mixture, of that with the largest share in the first token. */
+  /**
+   * Shows the sentence of the best passage: of a mixture, of that with the largest share in the first token, unless the
+   * model alone has a larger one.
+   */
   #pointOut(passages) {
-    const [best] = shared(this.tokens.slice(0, 1), passages)?.map((each) => each.passage) ?? passages;
+    const [first] = this.tokens;
+    const shares = first && shared([first], passages);
+    const best = shares ? shares.find((each) => each.share >= 1 - first.share)?.passage : passages[0];
     this.sentence.replaceChildren(...[best && sentenceOf(best)].filter(Boolean));
   }
 
