@@ -4,8 +4,9 @@ p(y | x) = sum over z of p(z | x) p(y | x, z), where each z gives a prompt of it
 p(z | x, y so far): p(z | x) times the probability that the prompt gave to the text so far, normalized. With these
 shares the product of the mixtures is the sum over whole texts. The prompts are rows of the ordinary batch.
 
-All prompts end with the question x, which each row reads. So p(z | x) is Bayes' rule over prompts of equal p(z):
-p(x | z), normalized. Scores of a search need no scale then, and the order of the passages does not matter.
+All prompts end with the question x, which each row reads. So p(z | x) follows from Bayes' rule over prompts of equal
+p(z), tempered: p(x | z) ** 0.3, normalized. Scores of a search need no scale then, and the order of the passages does
+not matter.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from torch import Tensor
 
 from memlm.api.generation import Token
 from memlm.generation.generation import Generation
+
+# The tokens of a question are no independent evidence: the power of 1 gains 0.05 to 0.1 nats where the right passage is
+# nearly always found, and loses 0.5 where it is often missing (benchmarks/log/2026-11-28-prior-of-rows.md).
+QUESTION_POWER = 0.3
 
 
 class Mixture:
@@ -43,7 +48,7 @@ class Mixture:
         """log p(z | x, y so far) of each prompt, once all are read."""
         if self._logshares_B is None:
             read = [generation.prompt_logprob for generation in self.generations]
-            self._logshares_B = torch.tensor(read, dtype=torch.float64).log_softmax(dim=0)
+            self._logshares_B = (QUESTION_POWER * torch.tensor(read, dtype=torch.float64)).log_softmax(dim=0)
         return self._logshares_B
 
     def draw(self, logprobs_BV: Float[Tensor, "B V"], begin_s: float) -> tuple[Token, ...]:

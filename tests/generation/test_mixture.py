@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from prompt_mixture import mixed
+from prompt_mixture import POWER, mixed
 
 from memlm.api.generation import Token
 from memlm.api.params import GenerateRequest
@@ -59,9 +59,10 @@ def test_a_question_that_follows_nothing_counts_from_its_second_token_on(lm):
 def test_shares_are_those_of_a_sum_in_float64(lm):
     """Whatever the rows give, also to tokens that some of them exclude."""
     mixture, generator = mixture_of(lm, temperature=1, seed=5), torch.Generator().manual_seed(3)
-    expected_B = np.array([-3.0, -2.0, -9.0])
-    for generation, asked in zip(mixture.generations, expected_B.tolist(), strict=True):
+    asked_B = np.array([-3.0, -2.0, -9.0])
+    for generation, asked in zip(mixture.generations, asked_B.tolist(), strict=True):
         generation.prompt_logprob = asked
+    expected_B = POWER * asked_B
     for _ in range(6):
         logits_BV = 5 * torch.randn(3, lm.tokenizer.vocab_size, generator=generator)
         logits_BV[0, ::3] = -torch.inf

@@ -6,6 +6,8 @@ import numpy as np
 
 from memlm.language_model import LanguageModel
 
+POWER = 0.3  # of the probability of the question
+
 
 def alone(lm: LanguageModel, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray:
     """The log-probability of each token of a text after one prompt, from a pass without a state."""
@@ -24,11 +26,11 @@ def question_size(prompts: Sequence[Sequence[int]]) -> int:
 
 def mixed(lm: LanguageModel, prompts: Sequence[Sequence[int]], text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The log-probability (T) of each token of a text in the mixture, and the shares (T, B) of the prompts in it: each
-    prompt's in the question, which is what all prompts end with, and in the text up to the token.
+    prompt's in the question, which is what all prompts end with, tempered, and in the text up to the token.
     """
     size = question_size(prompts)
     asked_B = np.array([alone(lm, ids[: len(ids) - size], ids[len(ids) - size :]).sum() for ids in prompts])
     rows_TB = np.stack([alone(lm, ids, text) for ids in prompts], axis=1)
-    joint_TB = np.concatenate([asked_B[None], asked_B + np.cumsum(rows_TB, axis=0)])
+    joint_TB = POWER * asked_B + np.concatenate([np.zeros((1, len(prompts))), np.cumsum(rows_TB, axis=0)])
     totals_T = np.log(np.exp(joint_TB).sum(axis=1))
     return np.diff(totals_T), np.exp(joint_TB - totals_T[:, None])[1:]
