@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from statistics import fmean
 from typing import Any
 
 from memlm.api.datastores import AS_OF_OPTION, DOCUMENTS_OPTION, NAMES, WHERE_OPTION, as_filters, document_filter
 from memlm.api.generation import Completion
+from memlm.api.html import completion_html
 from memlm.api.params import MAX_STORES, RetrievalParams, StreamRequest, stream_fields
 from memlm.api.passages import (
     BUDGET,
@@ -250,8 +252,8 @@ class Answer:
     """An answer, and the passages that its prompt held, the best first, or had no room for.
 
     `cited` are the passages that the text names by their numbers. Of a mixture, `prompt` is that of the first passage,
-    and `weights` are the probabilities of each passage of `passages`, and last of no passage, given the question and
-    the answer.
+    and `passage_shares` are the means of those of the tokens: the share of each of `passages` in the answer. What is
+    missing to 1 is the share of the model alone. Empty where one prompt was read.
     """
 
     text: str
@@ -261,10 +263,13 @@ class Answer:
     prompt: str
     num_prompt_tokens: int
     completion: Completion
-    weights: tuple[float, ...] = ()
+    passage_shares: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         return self.text
+
+    def _repr_html_(self) -> str:
+        return completion_html(self.completion.tokens, self.passages)
 
     @classmethod
     def of(cls, completion: Completion) -> Answer:
@@ -280,7 +285,7 @@ class Answer:
             prompt=prompt.text,
             num_prompt_tokens=prompt.num_tokens,
             completion=completion,
-            weights=completion.finished.passage_weights,
+            passage_shares=tuple(map(fmean, zip(*(token.passage_shares for token in completion.tokens), strict=True))),
         )
 
 

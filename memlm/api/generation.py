@@ -58,6 +58,10 @@ class Token:
     `bytes` are the token's bytes. `logprob` is its log-probability in the mixture, before temperature and filters,
     `lm_logprob` in p_LM and `knn_logprob` in p_kNN: None without retrieval, -inf if no neighbor has this token. `lam`
     is the weight of p_kNN.
+
+    Of an `Answer` from a mixture over passages, `passage_shares` is the share of each passage of the prompt in the
+    token's probability: p(z | x) p(y | x, z) / p(y | x) of the passage z and the text y up to the token. What is
+    missing to 1 is the share of the model alone. Empty where one prompt was read.
     """
 
     id: int
@@ -69,6 +73,7 @@ class Token:
     lam: float = 0.0
     neighbors: tuple[Neighbor, ...] = ()
     top_logprobs: tuple[Alternative, ...] = ()
+    passage_shares: tuple[float, ...] = ()
 
     @property
     def knn_share(self) -> float:
@@ -158,12 +163,11 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a generation. `passage_weights` are those of an `Answer` from a mixture."""
+    """The last event of a generation."""
 
     reason: FinishReason
     stop_string: str | None
     usage: Usage
-    passage_weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,8 @@ class Completion:
         return self.text
 
     def _repr_html_(self) -> str:
-        return completion_html(self.tokens)
+        prompt = self.accepted.prompt
+        return completion_html(self.tokens, () if prompt is None else prompt.passages)
 
 
 GenerationEvent: TypeAlias = "Accepted | tuple[Token, ...] | Finished"

@@ -46,8 +46,9 @@ class Generation:
     """A sequence of a batch: its request, its session, and the text generated so far.
 
     `pending_ids` are the tokens that the model reads next: at first the prompt, then the last token. The tokens of
-    `drafts` are read behind them. After the last token `finished` is set. Raises InvalidInput for a prompt or a length
-    that the model does not take.
+    `drafts` are read behind them. After the last token `finished` is set. With `scored_from`, a place in the prompt's
+    `pending_ids`, `prompt_logprob` is the log-probability of those behind it, once they and it are read. Raises
+    InvalidInput for a prompt or a length that the model does not take.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Generation:
         self._front_ids = self.pending_ids[: len(self.pending_ids) - len(prompt.ids)]  # the frame before the prompt
         self.caller, self.epoch = "", 0  # of its `scope`
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
+        self.scored_from: int | None = None
+        self.prompt_logprob = 0.0
         self._sampling = request.sampling.or_else(checkpoint.sampling)
         self._max_tokens = room_for(checkpoint, self.prompt_positions, self._sampling.max_tokens)
         self.max_positions = self.prompt_positions + self._max_tokens - 1

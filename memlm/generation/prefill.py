@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int32
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from memlm.generation.prefix_cache import LEAST_TOKENS, Beginning, PrefixCache, Scope
@@ -18,6 +18,7 @@ from memlm.model import Decoder, DecoderState, decoding_threads
 from memlm.model.state.pool import UNBOUNDED
 
 COPIED_BYTES = 1 << 20  # of a state are copied in about the time in which a token is read
+SCORED_ROWS = 128  # positions with their log-probabilities over the vocabulary in RAM at once
 PADDING_TOKENS = 16  # computing so many takes as long as reading the weights (benchmarks/log, 2026-11-21)
 
 
@@ -35,6 +36,14 @@ class Prompt:
 
     def __post_init__(self) -> None:
         self.ids_T = np.array(self.sequence.generation.pending_ids, np.int32)
+
+    @property
+    def skippable_T(self) -> Int32[np.ndarray, " T"]:
+        """The tokens that need not be read where their state is known: all but the last, and but those that score the
+        next ones.
+        """
+        scored_from = self.sequence.generation.scored_from
+        return self.ids_T[:-1] if scored_from is None else self.ids_T[:scored_from]
 
     @property
     def scope(self) -> Scope | None:
@@ -131,6 +140,8 @@ class Prompts:
             self._begin(each, state, row)
         with decoding_threads(self._decoder, len(group) * size):
             hidden_BTD, keys_BTD = self._decoder(padded(pieces), state, new_B=[len(piece) for piece in pieces])
+            for prompt, piece, hidden_TD in zip(prompts, pieces, hidden_BTD, strict=True):
+                _score(self._decoder, prompt, hidden_TD[: len(piece)])
         through = list[Through]()
         for row, (prompt, piece) in enumerate(zip(prompts, pieces, strict=True)):
             prompt.done += len(piece)
@@ -185,9 +196,9 @@ class Prompts:
         return is_plain and max(starts) + longest <= (config.max_length or UNBOUNDED)
 
     def _next(self, prompt: Prompt) -> Next:
-        """Looks for an earlier text that an unread prompt goes on from. Its last token is read in any case."""
+        """Looks for an earlier text that an unread prompt goes on from."""
         scope = prompt.scope
-        return Next(prompt, None if prompt.done or scope is None else self._prefixes.find(scope, prompt.ids_T[:-1]))
+        return Next(prompt, None if prompt.done or scope is None else self._prefixes.find(scope, prompt.skippable_T))
 
     def _waits(self, each: Next, other: Next) -> bool:
         """Whether much less of a prompt has to be read once another one is."""
@@ -197,7 +208,7 @@ class Prompts:
         """How many tokens of an unread prompt are known once another one is read."""
         if prompt.done or prompt.scope is None or prompt.scope != other.scope:
             return 0
-        return self._prefixes.known_after(prompt.scope, prompt.ids_T[:-1], other.ids_T)
+        return self._prefixes.known_after(prompt.scope, prompt.skippable_T, other.ids_T)
 
     def _keep_for_others(self, prompt: Prompt, state: DecoderState, row: int) -> None:
         """Keeps the beginning of a prompt that was read, as far as one that waits shares it."""
@@ -205,6 +216,21 @@ class Prompts:
         if shared and prompt.scope is not None and prompt.sequence.failure is None:
             past = prompt.sequence.generation.past
             self._prefixes.keep(prompt.scope, prompt.ids_T[:shared], state, row, None if past is None else past.cache)
+
+
+def _score(decoder: Decoder, prompt: Prompt, hidden_TD: Float[Tensor, "T D"]) -> None:
+    """Adds the log-probabilities of the tokens to be scored behind the T ones of a prompt that were read, a few rows of
+    the large vocabulary at a time.
+    """
+    generation, done = prompt.sequence.generation, prompt.done
+    if generation.scored_from is None:
+        return
+    ids, end = generation.pending_ids, done + len(hidden_TD)
+    for begin in range(max(done, generation.scored_from), min(end, len(ids) - 1), SCORED_ROWS):
+        next_N = ids[begin + 1 : min(begin + SCORED_ROWS, end) + 1]
+        logprobs_NV = decoder.logprobs(hidden_TD[begin - done :][: len(next_N)])
+        scored_N = logprobs_NV[torch.arange(len(next_N)), next_N]
+        generation.prompt_logprob += float(scored_N.sum(dtype=torch.float64))
 
 
 def padded(ids: Sequence[Sequence[int]]) -> Tensor:

@@ -91,11 +91,11 @@ def _start_text(engine: Engine, request: StreamRequest, *, request_id: str, owne
 def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = "", owner: str = "") -> Steps[Started]:
     """Finds the passages, builds the prompts and starts their generations, to be closed at the end.
 
-    All passages that fit stand in one prompt. With `mixture`, each stands in a prompt of its own, and one prompt has
-    none. The weight of a passage is proportional to 1 / rank, and the bare question ranks last. The default `budget` of
-    a prompt is 1,024 tokens, or as many as the context has beside an answer of `max_tokens`, by default a quarter of
-    it. Raises InvalidInput for a question that alone exceeds the budget, and NotFound for a name in `exclude_documents`
-    that stands for no document of the datastores with passages, or of those that change the probabilities.
+    All passages that fit stand in one prompt. With `mixture`, each stands in a prompt of its own, and the last prompt
+    has none. The default `budget` of a prompt is 1,024 tokens, or as many as the context has beside an answer of
+    `max_tokens`, by default a quarter of it. Raises InvalidInput for a question that alone exceeds the budget, and
+    NotFound for a name in `exclude_documents` that stands for no document of the datastores with passages, or of those
+    that change the probabilities.
     """
     passages: Sequence[Passage] = request.passages
     if passages:
@@ -114,8 +114,7 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
                 generations.append((yield from engine.start(asked, request_id=request_id, owner=owner)))
         if not request.mixture:
             return Started(generations[0], plan.prompt)
-        weights = [1 / rank for rank in range(1, len(generations) + 1)]
-        return Started(Mixture(generations, weights), plan.prompt)
+        return Started(Mixture(generations), plan.prompt)
     except BaseException:
         for generation in generations:
             generation.close()

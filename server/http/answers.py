@@ -233,6 +233,7 @@ def _memory_token(token: Token) -> dict[str, Any]:
         "lm_logprob": finite(token.lm_logprob),
         "knn_logprob": None if token.knn_logprob == -math.inf else token.knn_logprob,
         "neighbors": [object_of(each) for each in token.neighbors],
+        "passage_shares": list(token.passage_shares),
     }
 
 

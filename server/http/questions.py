@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import zip_longest
 from typing import Any
 
 from memlm.api.answers import AnswerRequest, FindPassagesRequest, cited_passages
-from memlm.api.generation import Accepted, Finished
+from memlm.api.generation import Accepted, Finished, Token
 from memlm.api.passages import AnswerPrompt, Passage, PassagesBy, Sentence
 from memlm.errors import InvalidInput
 from memlm.server.frontend.service import Service
@@ -53,13 +54,14 @@ class _Shown:
     def __init__(self, form: AnswerForm) -> None:
         self._form, self._choice, self._text = form, ChoiceAnswer(0, form), ""
         self._prompt: AnswerPrompt | None = None
+        self._num_tokens, self._share_sums = 0, list[float]()  # of each passage in a mixture
 
     async def parts(self, events: AsyncGenerator[WireEvent, None]) -> AsyncGenerator[dict[str, Any], None]:
         """Yields each part as it comes. Together they are the whole answer, with the texts joined."""
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, tuple):
-                    self._choice.add_tokens(tokens_from_wire(event))
+                    self._add(tokens_from_wire(event))
                     if not self._choice.is_empty:
                         yield self._piece()
                 elif isinstance(event, Accepted):
@@ -81,6 +83,13 @@ class _Shown:
         shown["prompt"], shown["num_prompt_tokens"] = shown.pop("text"), shown.pop("num_tokens")
         return {**self._head, **shown}
 
+    def _add(self, tokens: Sequence[Token]) -> None:
+        self._choice.add_tokens(tokens)
+        self._num_tokens += len(tokens)
+        for token in tokens:
+            sums = zip_longest(self._share_sums, token.passage_shares, fillvalue=0.0)
+            self._share_sums = [share + more for share, more in sums]
+
     def _piece(self) -> dict[str, Any]:
         memory = {} if self._choice.memory is None else {"memory": self._choice.memory}
         piece, self._text = {**self._head, "text": self._choice.text, **memory}, self._text + self._choice.text
@@ -96,7 +105,7 @@ class _Shown:
             **self._piece(),
             "finish_reason": self._choice.finish_reason,
             "cited": [passage.document_id for passage in named],
-            "weights": list(finished.passage_weights),
+            "passage_shares": [share / self._num_tokens for share in self._share_sums],
             "usage": usage.shown(has_prediction=False),
         }
 

@@ -48,9 +48,7 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
-        self._tokens = Counter(
-            "memlm_tokens", "Tokens of prompts, and tokens generated.", ["kind"], registry=registry
-        )
+        self._tokens = Counter("memlm_tokens", "Tokens of prompts, and tokens generated.", ["kind"], registry=registry)
         self._cached = Counter(
             "memlm_cached_tokens", "Tokens of prompts that an earlier text of the caller began with.", registry=registry
         )

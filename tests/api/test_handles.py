@@ -1,9 +1,13 @@
 """Streams that are joined, and what a session at the Python prompt shows of each object."""
 
+from dataclasses import replace
+
 import pytest
 
+from memlm.api.answers import Answer
 from memlm.api.generation import Accepted, Completion, Finished, FinishReason, Neighbor, Token, Usage
 from memlm.api.handles import Operation
+from memlm.api.passages import AnswerPrompt, Passage
 from memlm.client import AsyncClient, Client
 from memlm.errors import InvalidInput
 from memlm.index.store.datastore import Datastore
@@ -70,3 +74,18 @@ def test_a_notebook_shows_shares_and_escapes_text():
     assert html.count("<span") == 1
     assert "2 tokens, 40% from memory" in html
     assert "0 tokens, 0% from memory" in completion_of()._repr_html_()
+
+
+def test_a_notebook_names_the_passages_of_each_token_of_a_mixture():
+    passages = tuple(Passage("s", name, "", 0, 9, "text", 1.0, first_line=3) for name in ("a.md", '<i>"b"', "c.md"))
+    accepted = Accepted("id", 1, None, 0, 0.0, 0.0, AnswerPrompt("", 9, passages, (1, 2, 3)))
+    tokens = (Token(5, "one", b"", 0.0, 0.0, passage_shares=(0.2, 0.7, 0.004)),)
+    tokens += (Token(6, "two", b"", 0.0, 0.0, passage_shares=(0.01, 0.02, 0.01)),)
+    answer = Answer.of(Completion("onetwo", tokens, accepted, Finished(FinishReason.END, None, Usage())))
+    html = answer._repr_html_()
+    assert html == answer.completion._repr_html_()
+    assert 'title="70% &lt;i&gt;&quot;b&quot;:3\n20% a.md:3">one</span>two' in html
+    assert "2 tokens, 47% from 3 passages" in html
+    assert answer.passage_shares == pytest.approx([0.105, 0.36, 0.007])
+    plain = replace(answer.completion, tokens=(Token(5, "one", b"", 0.0, 0.0),))
+    assert "1 tokens, from 3 passages" in plain._repr_html_()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.style import Style
 
 from memlm.api.generation import DraftUsage, Neighbor, Token, Usage
-from memlm.api.passages import Passage
+from memlm.api.passages import AnswerPrompt, Passage, Sentence
 from memlm.base.figures import duration, figure, file_size
 from memlm.cli.store.render import print_passages
 from memlm.cli.terminal import render
@@ -171,3 +171,24 @@ def test_a_path_in_a_narrow_table_is_whole():
 )
 def test_figures_are_written_as_people_read_them(shown, expected):
     assert shown == expected
+
+
+def test_a_mixture_begins_with_the_sentence_of_its_largest_share_unless_the_model_answers_alone(capsys):
+    passages = [Passage("s", name, "", 0, 9, "text", 1.0, sentence=Sentence(name)) for name in ("one", "two")]
+    prompt = AnswerPrompt("", 9, tuple(passages), (1, 2))
+    for shares, shown in (((), "“one”"), ((0.3, 0.4), "“two”"), ((0.3, 0.2), "")):
+        render.print_sentence(prompt, shares)
+        assert capsys.readouterr().out.partition("\n")[0] == shown
+
+
+def test_passages_stand_in_the_order_of_their_shares_and_the_model_last(capsys):
+    passages = tuple(Passage("s", name, "", 0, 9, "text", 1.0) for name in ("one", "two"))
+    prompt = AnswerPrompt("", 9, passages, (1, 2))
+    render.print_places(prompt, cited=passages[:1], shares=(0.25, 0.75 + 1e-12))
+    assert capsys.readouterr().out.splitlines() == [
+        "[2]  75%  two",
+        "[1]  25%  one  named",
+        "      0%  the model alone",
+    ]
+    render.print_places(prompt)
+    assert capsys.readouterr().out.splitlines() == ["[1] one", "[2] two"]

@@ -4,51 +4,89 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from prompt_mixture import mixed_logprobs
+import torch
+from prompt_mixture import POWER, mixed
 
 from memlm.api.generation import Token
 from memlm.api.params import GenerateRequest
 from memlm.base.steps import run_steps
-from memlm.errors import InvalidInput
 from memlm.generation.batch import Batch
 from memlm.generation.drive import stream
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.language_model import LanguageModel
 
-PROMPTS = ["the memory of", "a page", "it is a model, and the stream ends with the call"]
-WEIGHTS = [1.0, 0.5, 0.25]
+QUESTION = "which page has it?"
+PROMPTS = [f"a page. {QUESTION}", f"the stream ends. {QUESTION}", QUESTION]
+CLOSE = 1e-6  # between two shares
 OPTIONS = {"use_store": False, "drafts": 0, "max_tokens": 8, "temperature": 0}
 
 
-def start(lm: LanguageModel, prompt: str, **options) -> Generation:
+def start(lm: LanguageModel, prompt: str | Sequence[int], **options) -> Generation:
     return run_steps(lm.engine.start(GenerateRequest.of(prompt, {**OPTIONS, **options})))
 
 
-def mixture_of(lm: LanguageModel, prompts: Sequence[str] = PROMPTS, weights: Sequence[float] = WEIGHTS) -> Mixture:
-    return Mixture([start(lm, prompt) for prompt in prompts], weights)
+def mixture_of(lm: LanguageModel, prompts: Sequence[str | Sequence[int]] = PROMPTS, **options) -> Mixture:
+    return Mixture([start(lm, prompt, **options) for prompt in prompts])
 
 
 def drawn(lm: LanguageModel, mixture: Mixture) -> list[Token]:
-    _, *events, finished = stream(lm.checkpoint, mixture)
-    assert finished.passage_weights == mixture.weights
+    _, *events, _ = stream(lm.checkpoint, mixture)
     return [token for each in events for token in each]
 
 
-def check(lm: LanguageModel, tokens: Sequence[Token], mixture: Mixture) -> None:
-    """Compares a text, and the weights after it, with the sum over whole texts."""
-    prompts = [lm.tokenizer.prompt(prompt) for prompt in PROMPTS]
-    expected, weights = mixed_logprobs(lm, prompts, WEIGHTS, [token.id for token in tokens])
-    assert [token.logprob for token in tokens] == pytest.approx(expected, abs=1e-4)
-    assert mixture.weights == pytest.approx(weights, abs=1e-4)
+def check(lm: LanguageModel, tokens: Sequence[Token], prompts: Sequence[Sequence[int]] = ()) -> None:
+    """Compares a text, and the shares in its tokens, with the sum over whole texts."""
+    prompts = prompts or [lm.tokenizer.prompt(prompt) for prompt in PROMPTS]
+    expected_T, shares_TB = mixed(lm, prompts, [token.id for token in tokens])
+    assert [token.logprob for token in tokens] == pytest.approx(expected_T, abs=1e-4)
+    assert np.array([token.passage_shares for token in tokens]) == pytest.approx(shares_TB[:, :-1], abs=CLOSE)
 
 
-def test_a_text_of_the_mixture_has_its_probabilities(lm):
-    mixture = mixture_of(lm)
-    assert mixture.weights == pytest.approx([4 / 7, 2 / 7, 1 / 7])
-    tokens = drawn(lm, mixture)
+def test_a_text_of_the_mixture_has_its_probabilities_and_each_token_its_shares(lm):
+    tokens = drawn(lm, mixture_of(lm))
     assert len(tokens) == 8
-    check(lm, tokens, mixture)
+    check(lm, tokens)
+
+
+def test_a_question_that_follows_nothing_counts_from_its_second_token_on(lm):
+    """As that of a model without a token at the start."""
+    asked = lm.tokenize(QUESTION)
+    prompts = [[*lm.tokenize("a page of"), *asked], asked]
+    check(lm, drawn(lm, mixture_of(lm, prompts)), prompts)
+
+
+def test_shares_are_those_of_a_sum_in_float64(lm):
+    """Whatever the rows give, also to tokens that some of them exclude."""
+    mixture, generator = mixture_of(lm, temperature=1, seed=5), torch.Generator().manual_seed(3)
+    asked_B = np.array([-3.0, -2.0, -9.0])
+    for generation, asked in zip(mixture.generations, asked_B.tolist(), strict=True):
+        generation.prompt_logprob = asked
+    expected_B = POWER * asked_B
+    for _ in range(6):
+        logits_BV = 5 * torch.randn(3, lm.tokenizer.vocab_size, generator=generator)
+        logits_BV[0, ::3] = -torch.inf
+        rows_BV = logits_BV.log_softmax(dim=1)
+        (token,) = mixture.draw(rows_BV, 0.0)
+        expected_B = expected_B + rows_BV[:, token.id].double().numpy()
+        shares_B = np.exp(expected_B) / np.exp(expected_B).sum()
+        assert token.passage_shares == pytest.approx(shares_B[:-1], abs=1e-12)
+
+
+def test_a_token_that_is_shown_late_has_the_shares_of_its_place(lm):
+    """As where a stop string may begin with it."""
+    plain = drawn(lm, mixture_of(lm))
+    text = "".join(token.text for token in plain)
+    held = drawn(lm, mixture_of(lm, stop=[text + "!"]))
+    assert [token.passage_shares for token in held] == [token.passage_shares for token in plain]
+
+
+def test_the_order_of_passages_matters_neither_to_the_text_nor_to_the_shares(lm):
+    plain = drawn(lm, mixture_of(lm))
+    turned = drawn(lm, mixture_of(lm, [PROMPTS[1], PROMPTS[0], PROMPTS[2]]))
+    assert [token.id for token in turned] == [token.id for token in plain]
+    for one, other in zip(plain, turned, strict=True):
+        assert one.passage_shares == pytest.approx(other.passage_shares[::-1], abs=CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +95,11 @@ def test_a_text_of_the_mixture_has_its_probabilities(lm):
 def test_one_prompt_gives_the_text_that_it_gives_alone(lm, options):
     options = {**OPTIONS, "max_tokens": 12, **options}
     expected = lm.generate("the memory of", **options).result()
-    mixture = Mixture([start(lm, "the memory of", **options)], [1.0])
+    mixture = mixture_of(lm, ["the memory of"], **options)
     tokens = drawn(lm, mixture)
     assert [token.id for token in tokens] == [token.id for token in expected.tokens]
     assert mixture.leader.finished.reason is expected.finished.reason
-    assert mixture.weights == (1.0,)
+    assert {token.passage_shares for token in tokens} == {()}
 
 
 @pytest.mark.parametrize("prefill_tokens", [1, 3, 7, 1000])
@@ -76,7 +114,7 @@ def test_rows_share_the_batch_with_other_texts(lm, prefill_tokens, max_sequences
     for sequence in _until_empty(batch):
         tokens.setdefault(sequence, []).extend(sequence.tokens)
     assert set(tokens) == {before, beside, first}
-    check(lm, tokens[first], mixture)
+    check(lm, tokens[first])
     for sequence, length in ((before, 3), (beside, 20)):
         alone = start(lm, sequence.generation._request.prompt, max_tokens=length)
         _, *events, _ = stream(lm.checkpoint, alone)
@@ -106,7 +144,7 @@ def test_all_rows_are_removed_together(lm, num_steps):
 @pytest.mark.parametrize("prefill_tokens", [4, 16])
 def test_a_prompt_that_comes_behind_a_mixture_does_not_wait_for_all_of_it(lm, prefill_tokens):
     batch = Batch(lm.checkpoint, max_sequences=2, prefill_tokens=prefill_tokens)
-    first = batch.add_mixture(mixture_of(lm, PROMPTS * 10, WEIGHTS * 10))
+    first = batch.add_mixture(mixture_of(lm, PROMPTS * 10))
     batch.step()
     other = run_steps(batch.add(start(lm, "a page", max_tokens=2)))
     order = [sequence for sequence in _until_empty(batch) if sequence.tokens]
@@ -118,14 +156,8 @@ def test_a_row_that_fails_ends_its_text_alone(lm):
     other, mixture = run_steps(batch.add(start(lm, "a page", max_tokens=4))), mixture_of(lm)
     first = batch.add_mixture(mixture)
     batch.step()
-    mixture._logweights_B = mixture._logweights_B * np.nan
+    mixture._logshares_B = mixture.logshares_B * np.nan
     batch.step()
     assert "are not numbers" in str(first.failure)
     assert len(batch) == 1
     assert other.failure is None
-
-
-def test_weights_are_one_a_prompt_and_above_0(lm):
-    for prompts, weights in ((PROMPTS, [1.0]), (PROMPTS, [1.0, 0.0, 1.0]), ([], []), (PROMPTS, [1.0, np.nan, 1.0])):
-        with pytest.raises(InvalidInput, match="give each prompt a weight above 0"):
-            mixture_of(lm, prompts, weights)

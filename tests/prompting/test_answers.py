@@ -3,8 +3,9 @@
 import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from prompt_mixture import mixed_logprobs
+from prompt_mixture import mixed
 
 from memlm.api.answers import AnswerRequest, passage_settings
 from memlm.api.chat import Message
@@ -17,6 +18,7 @@ from memlm.language_model import LanguageModel, load
 from memlm.retrieval.sentences import pointed_out
 
 QUESTION = "Which port?"
+CLOSE = 1e-6  # between two shares
 TEXTS = ["port one", "a", "port two"]
 PASSAGES = [*pointed_out(QUESTION, [Passage("s", f"doc-{n}", "", 0, 9, text, 1.0) for n, text in enumerate(TEXTS)])]
 
@@ -50,7 +52,7 @@ def test_the_answer_is_that_to_a_prompt_with_the_passages(asked):
     assert pieces == ["[3] doc-2\nport two", "[2] doc-1\na", "[1] doc-0\nport one"]
     assert question == bare_prompt(kind)
     assert str(answer) == answer.text == continued(lm, kind, answer.prompt, seed=1, max_tokens=9)
-    assert (answer.passages, answer.left_out, answer.weights) == (tuple(PASSAGES), (), ())
+    assert (answer.passages, answer.left_out, answer.passage_shares) == (tuple(PASSAGES), (), ())
     assert answer.num_prompt_tokens == num_tokens(lm, kind, answer.prompt)
 
 
@@ -92,7 +94,7 @@ def bare_prompt(kind: str) -> str:
     return {"chat": QUESTION, "plain": "Question: Which port?\nAnswer:"}[kind]
 
 
-def test_a_mixture_weighs_the_prompts_of_the_passages_and_of_none(asked):
+def test_a_mixture_tells_the_shares_of_the_prompts_of_the_passages_and_of_none(asked):
     lm, kind = asked
     answer = lm.answer(QUESTION, PASSAGES, mixture=True, seed=1, max_tokens=6)
     texts = [lm.answer(QUESTION, [each], seed=1, max_tokens=1).prompt for each in PASSAGES]
@@ -100,12 +102,12 @@ def test_a_mixture_weighs_the_prompts_of_the_passages_and_of_none(asked):
     texts.append(lm.answer(QUESTION, [], seed=1, max_tokens=1).prompt)
     assert answer.prompt == texts[0]
     prompts = [read_of(lm, kind, text) for text in texts]
-    ids = [token.id for token in answer.completion.tokens]
-    weights = [1, 1 / 2, 1 / 3, 1 / 4]
-    expected, posterior = mixed_logprobs(lm, prompts, weights, ids)
-    assert [token.logprob for token in answer.completion.tokens] == pytest.approx(expected, abs=1e-4)
-    assert len(answer.completion.tokens) == 6  # the last token, too, changed the weights
-    assert answer.weights == pytest.approx(posterior, abs=1e-4)
+    tokens = answer.completion.tokens
+    expected_T, shares_TB = mixed(lm, prompts, [token.id for token in tokens])
+    assert [token.logprob for token in tokens] == pytest.approx(expected_T, abs=1e-4)
+    assert len(tokens) == 6
+    assert np.array([token.passage_shares for token in tokens]) == pytest.approx(shares_TB[:, :-1], abs=CLOSE)
+    assert answer.passage_shares == pytest.approx(shares_TB[:, :-1].mean(axis=0), abs=CLOSE)
 
 
 def read_of(lm: LanguageModel, kind: str, text: str) -> list[int]:
@@ -120,7 +122,7 @@ def test_a_mixture_leaves_out_what_fits_no_prompt_and_refuses_options_of_retriev
     monkeypatch.setattr("memlm.api.answers.cited", lambda text, count: tuple(range(1, count + 1)))
     long = replace(PASSAGES[1], text="memory " * 600)
     answer = lm.answer(QUESTION, [long, PASSAGES[0]], mixture=True, seed=1, max_tokens=2, budget=150)
-    assert (answer.passages, answer.left_out, len(answer.weights)) == ((PASSAGES[0],), (long,), 2)
+    assert (answer.passages, answer.left_out, len(answer.passage_shares)) == ((PASSAGES[0],), (long,), 1)
     assert answer.cited == (PASSAGES[0],)
     for options in ({"lam": 0.5}, {"session": "x"}, {"early_exit": True}, {"neighbors": 2}):
         with pytest.raises(InvalidInput, match="does not go with a mixture"):

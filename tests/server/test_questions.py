@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -115,9 +116,11 @@ def test_given_passages_are_the_only_ones(asked: Any, given: list[Passage]) -> N
 def test_a_mixture_is_that_of_the_library(asked: Any) -> None:
     _, client, lm = asked
     expected, answer = (each.answer(QUESTION, mixture=True, **ASK) for each in (lm, client))
-    assert len(expected.weights) == len(expected.passages) + 1 > 3
+    assert len(expected.passage_shares) == len(expected.passages) > 3
     assert parts(answer) == parts(expected)
-    assert answer.weights == pytest.approx(expected.weights, abs=1e-4)
+    assert answer.passage_shares == pytest.approx(expected.passage_shares, abs=1e-6)
+    for one, other in zip(answer.completion.tokens, expected.completion.tokens, strict=True):
+        assert one.passage_shares == pytest.approx(other.passage_shares, abs=1e-6)
 
 
 def test_an_answer_streams_and_begins_with_its_passages(asked: Any) -> None:
@@ -144,7 +147,7 @@ def test_an_answer_streams_and_begins_with_its_passages(asked: Any) -> None:
 def test_http_gives_the_same_answer_whole_and_in_events(asked: Any, mixture: bool) -> None:
     server, client, _ = asked
     expected = client.answer(QUESTION, mixture=mixture, **ASK)
-    body = {"question": QUESTION, "mixture": mixture, **ASK, **({} if mixture else {"memory": {}})}
+    body = {"question": QUESTION, "mixture": mixture, **ASK, "memory": {}}
     whole = httpx.post(f"{server.http_url}/v1/answers", json=body, timeout=PATIENCE_S).json()
     reply = httpx.post(f"{server.http_url}/v1/answers", json={**body, "stream": True}, timeout=PATIENCE_S)
     *events, done = reply.text.strip().split("\n\n")
@@ -158,11 +161,12 @@ def test_http_gives_the_same_answer_whole_and_in_events(asked: Any, mixture: boo
     for shown in (whole, pieces[-1]):
         assert shown["finish_reason"] == "length"
         assert shown["usage"]["completion_tokens"] == 12
-        assert shown["weights"] == pytest.approx(list(expected.weights), abs=1e-4)
-    if not mixture:
-        ids = [token["id"] for piece in pieces[1:] for token in piece["memory"]["tokens"]]
-        assert [token["id"] for token in whole["memory"]["tokens"]] == ids
-        assert ids == [token.id for token in expected.completion.tokens]
+        assert shown["passage_shares"] == pytest.approx(list(expected.passage_shares), abs=1e-6)
+    in_pieces = [token for piece in pieces[1:] for token in piece["memory"]["tokens"]]
+    for tokens in (whole["memory"]["tokens"], in_pieces):
+        assert [token["id"] for token in tokens] == [token.id for token in expected.completion.tokens]
+        for token, one in zip(tokens, expected.completion.tokens, strict=True):
+            assert token["passage_shares"] == pytest.approx(list(one.passage_shares), abs=1e-6)
 
 
 def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder: Path, store_folder: Path) -> None:
@@ -180,8 +184,12 @@ def test_the_commands_print_the_answer_and_its_passages(asked: Any, model_folder
         places = [line for line in printed if line.startswith("[")]
         assert [line.split()[1] for line in places] == [each.place for each in expected.passages]
         assert printed[-1] == f"no room in the prompt: {len(expected.left_out)} more"
-    mixed = CliRunner().invoke(app, [*served, "--mixture"]).stdout
-    assert mixed.count("weight 0.") == len(expected.passages) + len(expected.left_out)
+    mixed = CliRunner().invoke(app, [*served, "--mixture"]).stdout.splitlines()
+    shares = [float(share) for line in mixed for share in re.findall(r"^(?:\[\d+\]|   ) +(\d+)%  ", line)]
+    assert len(shares) == len(expected.passages) + len(expected.left_out) + 1
+    assert sum(shares) == pytest.approx(100, abs=len(shares) / 2)
+    assert mixed[-1].endswith("the model alone")
+    assert shares[:-1] == sorted(shares[:-1], reverse=True)
     listed = CliRunner().invoke(
         app, ["index", "passages", "store", QUESTION, "--k", "2", "--target", server.address, "--json"]
     )

@@ -258,6 +258,7 @@ token = st.builds(
     lam=st.floats(0, 1),
     neighbors=st.lists(neighbor, max_size=2).map(tuple),
     top_logprobs=st.lists(st.builds(generation.Alternative, int32, text, number), max_size=2).map(tuple),
+    passage_shares=st.lists(st.floats(0, 1), max_size=3).map(tuple),
 )
 draft_usage = st.builds(generation.DraftUsage, st.sampled_from(["request", "text"]), int32, int32, int32)
 usage = st.builds(
@@ -266,7 +267,6 @@ usage = st.builds(
     st.lists(draft_usage, max_size=2).map(tuple),
 )
 found = st.lists(passage, max_size=2).map(tuple)
-weights_of = st.lists(number, max_size=3).map(tuple)
 told_events = st.one_of(
     st.builds(
         generation.Accepted,
@@ -274,7 +274,7 @@ told_events = st.one_of(
         maybe(st.builds(passages.AnswerPrompt, text, int32, found, st.lists(int32, max_size=2).map(tuple), found)),
     ),
     st.lists(token, min_size=1, max_size=3).map(tuple),
-    st.builds(generation.Finished, st.sampled_from(generation.FinishReason), maybe(text), usage, weights_of),
+    st.builds(generation.Finished, st.sampled_from(generation.FinishReason), maybe(text), usage),
 )
 
 figures = st.builds(scoring.Figures, number, number, number, number)

@@ -62,9 +62,8 @@ def answer(
         if about is not None:
             max_tokens = min(options.MAX_TOKENS, max(1, about.context_length // 4))
         sampling = replace(request.sampling, temperature=temperature, max_tokens=max_tokens)
-        print_answer(
-            host.stream_answer(replace(request, sampling=sampling)), json=json, num_passages=request.num_passages
-        )
+        request = replace(request, sampling=sampling)
+        print_answer(host.stream_answer(request), request, json=json)
 
 
 def _model_of(host: LanguageModel | Client) -> ModelInfo | None:
@@ -78,18 +77,19 @@ def _model_of(host: LanguageModel | Client) -> ModelInfo | None:
     return None
 
 
-def print_answer(tokens: TokenStream, *, json: bool, num_passages: int | None = None) -> None:
+def print_answer(tokens: TokenStream, request: AnswerRequest, *, json: bool) -> None:
     """Prints the sentence that an answer stands on, the answer as it arrives, and the places of its passages, or all as
-    one JSON object.
+    one JSON object. The sentence comes first, but that of a mixture is known with its first token.
     """
     with tokens:
         if json:
             emit_json(Answer.of(tokens.result()))
             return
-        render.print_sentence(tokens.accepted.prompt)
-        render.print_generation(tokens, prompt="", json=False, show_sources=False)
+        begun = (tokens.take() or ()) if request.mixture else ()
+        render.print_sentence(tokens.accepted.prompt, next((token.passage_shares for token in begun), ()))
+        render.print_generation(tokens, prompt="", json=False, show_sources=False, begun=begun)
         prompt, found = tokens.accepted.prompt, Answer.of(tokens.result())
     if prompt is not None and prompt.passages:
-        render.print_places(prompt, cited=found.cited, weights=found.weights)
-    elif num_passages is None:
+        render.print_places(prompt, cited=found.cited, shares=found.passage_shares)
+    elif request.num_passages is None:
         err.print(ALONE, style="dim", markup=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -31,7 +32,7 @@ ON_LIGHT = ("default", "black on color(195)", "black on color(159)", "black on c
 UNDERLINED = 0.5  # share of p_kNN from which a token is underlined where there is no color
 BAR_WIDTH = 20
 DOCUMENTS_SHOWN, TOKENS_SHOWN = 5, 3
-OTHERS = "other neighbors"
+OTHERS, ALONE = "other neighbors", "the model alone"
 
 
 def stream(
@@ -135,10 +136,13 @@ def warn_if_partial(share: float | None) -> None:
         err.print(line, style="yellow", markup=False, soft_wrap=True)
 
 
-def print_sentence(prompt: AnswerPrompt | None) -> None:
-    """Prints the sentence of a prompt's best passage and its place, before the model has written anything."""
-    passage = next(iter(prompt.passages), None) if prompt is not None else None
-    if passage is None or passage.sentence is None:
+def print_sentence(prompt: AnswerPrompt | None, shares: Sequence[float] = ()) -> None:
+    """Prints the sentence of a prompt's best passage and its place, before the model has written anything. Of a
+    mixture, it is the passage with the largest of the `shares`, unless the model alone has a larger one.
+    """
+    best = shares.index(max(shares)) if shares else 0
+    passage = next(iter(prompt.passages[best:]), None) if prompt is not None else None
+    if passage is None or passage.sentence is None or (shares and shares[best] < 1 - sum(shares)):
         return
     out.print(quoted(passage.sentence))
     out.print(Text(one_line(f"  {passage.sentence_place}"), style="dim"))
@@ -153,16 +157,19 @@ def quoted(sentence: Sentence) -> Text:
     return Text.assemble(left, text, right)
 
 
-def print_places(prompt: AnswerPrompt, *, cited: Sequence[Passage] = (), weights: Sequence[float] = ()) -> None:
-    """Lists the documents and lines of the passages of a prompt, each under its number, the `cited` ones marked, and
-    with their `weights` in a mixture.
+def print_places(prompt: AnswerPrompt, *, cited: Sequence[Passage] = (), shares: Sequence[float] = ()) -> None:
+    """Lists the documents and lines of the passages of a prompt, each under its number, the `cited` ones marked. Of a
+    mixture, each has its share in the answer, the largest first, and the rest is that of the model alone.
     """
-    rows = zip(prompt.numbers, prompt.passages, weights or (None,) * len(prompt.passages), strict=False)
-    for number, passage, weight in rows:
-        line = Text(one_line(f"[{number}] {passage.place}"), style="dim")
+    rows = [*zip_longest(prompt.numbers, prompt.passages, shares)]
+    for number, passage, share in sorted(rows, key=lambda row: -(row[2] or 0)):
+        figure = "" if share is None else f"{share:4.0%}  "
+        line = Text(one_line(f"[{number}] {figure}{passage.place}"), style="dim")
         if passage in cited:
             line.append("  named", style="not dim bold")
-        out.print(line if weight is None else line.append(f"  weight {weight:.3f}"))
+        out.print(line)
+    if shares:
+        out.print(f"    {max(0.0, 1 - sum(shares)):4.0%}  {ALONE}", style="dim", markup=False)
     if prompt.left_out:
         out.print(f"no room in the prompt: {len(prompt.left_out):,} more", style="dim")
 
@@ -227,7 +234,9 @@ def _fitted(name: str, width: int) -> str:
     return flat + " " * (width - cell_len(flat))
 
 
-def print_generation(tokens: TokenStream, *, prompt: str, json: bool, show_sources: bool) -> None:
+def print_generation(
+    tokens: TokenStream, *, prompt: str, json: bool, show_sources: bool, begun: Sequence[Token] = ()
+) -> None:
     """Prints a generation as it arrives, or whole as one JSON object. On a terminal the prompt comes first and a
     summary last.
     """
@@ -240,7 +249,7 @@ def print_generation(tokens: TokenStream, *, prompt: str, json: bool, show_sourc
     if out.is_terminal:
         out.print(Text(printable(prompt), style="dim"), end="")
     try:
-        stream(tokens, colored=show_sources, into=seen)
+        stream(chain(begun, tokens), colored=show_sources, into=seen)
     except KeyboardInterrupt:
         out.print()  # what follows gets its own line
         if out.is_terminal:

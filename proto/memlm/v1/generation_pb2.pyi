@@ -314,7 +314,7 @@ class Tokens(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class Token(_message.Message):
-    __slots__ = ("id", "text", "raw", "logprob", "lm_logprob", "knn_logprob", "lam", "neighbors", "top_logprobs")
+    __slots__ = ("id", "text", "raw", "logprob", "lm_logprob", "knn_logprob", "lam", "neighbors", "top_logprobs", "passage_shares")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     RAW_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +324,7 @@ class Token(_message.Message):
     LAM_FIELD_NUMBER: _ClassVar[int]
     NEIGHBORS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PASSAGE_SHARES_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     raw: bytes
@@ -333,7 +334,8 @@ class Token(_message.Message):
     lam: float
     neighbors: _containers.RepeatedCompositeFieldContainer[Neighbor]
     top_logprobs: _containers.RepeatedCompositeFieldContainer[Alternative]
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ..., lam: _Optional[float] = ..., neighbors: _Optional[_Iterable[_Union[Neighbor, _Mapping]]] = ..., top_logprobs: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+    passage_shares: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., raw: _Optional[bytes] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ..., lam: _Optional[float] = ..., neighbors: _Optional[_Iterable[_Union[Neighbor, _Mapping]]] = ..., top_logprobs: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., passage_shares: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("token_id", "text", "logprob")
@@ -374,16 +376,14 @@ class Neighbor(_message.Message):
     def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., line: _Optional[int] = ..., token_id: _Optional[int] = ..., token_text: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ..., snippet: _Optional[str] = ..., char_offset: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_string", "usage", "passage_weights")
+    __slots__ = ("reason", "stop_string", "usage")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
-    PASSAGE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     usage: Usage
-    passage_weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., passage_weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts", "searched_share", "cached_tokens")

@@ -27,7 +27,8 @@ export function setUpChat(app) {
     const pane = reply.add("Reply");
     app.sources.show(pane);
     anew.hidden = false;
-    await reply.run(pane, { model: app.model.id, messages, ...app.settings.ofChat });
+    const body = app.settings.isMixture ? { question: content, ...app.settings.ofMixture } : { messages, ...app.settings.ofChat };
+    await reply.run(pane, { model: app.model.id, ...body });
   }
 
   function stop() {

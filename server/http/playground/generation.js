@@ -6,27 +6,30 @@ import { stream } from "./api.js";
  * @typedef {{store: string, document_id: string, title: string, token_offset: number, line: number, token_id: number,
  *   token_text: string, weight: number, snippet: string}} Neighbor
  * @typedef {{id: number, text: string, lam: number, share: number, logprob: number, lmLogprob: number,
- *   knnLogprob: number | null, neighbors: Neighbor[], top: {text: string, logprob: number}[]}} Token
+ *   knnLogprob: number | null, neighbors: Neighbor[], top: {text: string, logprob: number}[], shares: number[]}} Token
  */
 
 /**
- * Yields what comes: tokens, then the reason of the end, then the usage. `isChat` says which of the two calls a body is
- * for.
+ * Yields what comes: tokens, then the reason of the end, then the usage. `isChat` says which of two calls a body is for
+ * that has no question. Tokens of a mixture have the shares of its passages, and share is their sum.
  * @param {boolean} isChat @param {object} body @param {AbortSignal} signal
  * @returns {AsyncGenerator<{tokens: Token[], memory: any, reason: string | null, usage?: any}>}
  */
 export async function* generate(isChat, body, signal) {
-  const asked = { ...body, stream_options: { include_usage: true } };
-  for await (const event of stream(isChat ? "/v1/chat/completions" : "/v1/completions", asked, signal)) {
+  const isAnswer = "question" in body;
+  const asked = isAnswer ? body : { ...body, stream_options: { include_usage: true } };
+  const path = isAnswer ? "/v1/answers" : isChat ? "/v1/chat/completions" : "/v1/completions";
+  for await (const event of stream(path, asked, signal)) {
     if (event.usage) yield { tokens: [], memory: {}, reason: null, usage: event.usage };
-    for (const choice of event.choices) {
+    for (const choice of event.choices ?? [event]) {
       const memory = choice.memory ?? { tokens: [] };
       const tops = isChat ? chatTops(choice.logprobs) : completionTops(choice.logprobs);
       const tokens = memory.tokens.map((token, place) => ({
         id: token.id,
         text: token.text,
         lam: token.lam,
-        share: token.memory_share,
+        share: token.memory_share + sum(token.passage_shares),
+        shares: token.passage_shares,
         logprob: token.logprob,
         lmLogprob: token.lm_logprob,
         knnLogprob: token.knn_logprob,
@@ -38,6 +41,7 @@ export async function* generate(isChat, body, signal) {
   }
 }
 
+const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
 const sorted = (tops) => tops.sort((one, other) => other.logprob - one.logprob);
 
 function completionTops(logprobs) {
@@ -53,7 +57,17 @@ function chatTops(logprobs) {
 }
 
 /** The mean share of memory of some tokens. @param {Token[]} tokens */
-export const meanShare = (tokens) => tokens.reduce((sum, token) => sum + token.share, 0) / Math.max(1, tokens.length);
+export const meanShare = (tokens) => sum(tokens.map((token) => token.share)) / Math.max(1, tokens.length);
+
+/**
+ * The passages of a mixture with their mean shares in some tokens, the largest first; null where there are no shares.
+ * @param {Token[]} tokens @param {any[]} passages
+ */
+export function shared(tokens, passages) {
+  if (!tokens.length || !tokens[0].shares.length) return null;
+  const meanOf = (number) => sum(tokens.map((token) => token.shares[number])) / tokens.length;
+  return passages.map((passage, number) => ({ passage, share: meanOf(number) })).sort((one, other) => other.share - one.share);
+}
 
 /** The neighbors that have the token itself. @param {Token} token */
 export const agreeing = (token) => token.neighbors.filter((neighbor) => neighbor.token_id === token.id);

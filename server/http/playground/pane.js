@@ -4,8 +4,8 @@ import { LostConnection } from "./api.js";
 import { hideCard, showCard } from "./card.js";
 import { StripChart } from "./chart.js";
 import { announce, button, el, figure, percent, plural, showError } from "./dom.js";
-import { generate, meanShare } from "./generation.js";
-import { sentenceOf } from "./sources.js";
+import { generate, meanShare, shared } from "./generation.js";
+import { sentenceOf } from "./places.js";
 import { TokenView } from "./tokens.js";
 
 const REASONS = { stop: "ended by itself", length: "ended by its length" };
@@ -74,8 +74,8 @@ export class Pane extends EventTarget {
       for await (const part of generate(this.isChat, body, this.controller.signal)) {
         const { tokens: _, ...figures } = part.memory;
         this.memory = { ...this.memory, ...figures };
-        if (figures.passages) this.sentence.replaceChildren(...[sentenceOf(figures.passages)].filter(Boolean));
         this.view.add(part.tokens);
+        if (figures.passages) this.#pointOut(figures.passages);
         if (part.usage) this.usage = part.usage;
         if (part.reason) ending = REASONS[part.reason] ?? part.reason;
         this.#changed();
@@ -109,8 +109,19 @@ export class Pane extends EventTarget {
   #point(number) {
     const span = number === null ? undefined : this.view.spans.get(number);
     this.chart.point(number);
-    if (span) showCard(this.tokens[number], span);
+    if (span) showCard(this.tokens[number], span, this.passages);
     else hideCard();
+  }
+
+  /**
+   * Shows the sentence of the best passage: of a mixture, of that with the largest share in the first token, unless the
+   * model alone has a larger one.
+   */
+  #pointOut(passages) {
+    const [first] = this.tokens;
+    const shares = first && shared([first], passages);
+    const best = shares ? shares.find((each) => each.share >= 1 - first.share)?.passage : passages[0];
+    this.sentence.replaceChildren(...[best && sentenceOf(best)].filter(Boolean));
   }
 
   #changed() {

@@ -71,6 +71,18 @@ export class Settings {
     return body;
   }
 
+  /** Whether the chat reads each passage by itself. */
+  get isMixture() {
+    return byId("mixture").checked && byId("passages").checked && this.stores.some((each) => each.isOn.checked);
+  }
+
+  /** The parameters of an answer from a mixture over passages. */
+  get ofMixture() {
+    const { memory, drafts: _, ...body } = this.read();
+    const max_tokens = Number(byId("max-tokens").value) || OF_A_CHAT.max_completion_tokens;
+    return { temperature: OF_A_CHAT.temperature, max_tokens, ...body, mixture: true, memory: { stores: memory.stores } };
+  }
+
   /** What asks for the likeliest tokens, in the words of the two calls. */
   static logprobs(isChat) {
     return isChat ? { logprobs: true, top_logprobs: TOP_LOGPROBS } : { logprobs: TOP_LOGPROBS };

@@ -3,12 +3,12 @@
 import { forget } from "./api.js";
 import { visible } from "./card.js";
 import { announce, button, confirmed, el, percent, plural, showError } from "./dom.js";
-import { agreeing, documentsOf, keyOf, meanShare } from "./generation.js";
+import { agreeing, documentsOf, keyOf, meanShare, shared } from "./generation.js";
+import { nameOf, pointedOut, whereOf } from "./places.js";
+import { originOf } from "./tokens.js";
 
 const OPEN_PASSAGES = 2; // of a document; more are folded
 const CONTEXT_TOKENS = 12; // of a snippet, before its token
-
-const nameOf = (source) => source.title || source.id || source.document_id;
 
 /** What a reader has decided about documents, for all texts. */
 const forgotten = new Set();
@@ -43,12 +43,12 @@ export class SourcesPanel extends EventTarget {
   render() {
     const parts = [el("h2", {}, "Sources"), this.notice];
     const passages = this.pane?.passages ?? [];
+    if (this.pane && this.pane.view.pinned !== null) parts.push(this.#pinned(this.pane.view.pinned));
     if (passages.length) parts.push(this.#passages(passages));
     if (!this.pane?.tokens.length && !passages.length) {
       parts.push(el("p", { class: "hint" }, "The documents behind the text appear here. Select a token to see its passages."));
     } else if (this.pane.tokens.length) {
       const documents = documentsOf(this.pane.tokens);
-      if (this.pane.view.pinned !== null) parts.push(this.#pinned(this.pane.view.pinned));
       if (documents.length || !passages.length) parts.push(this.#documents(documents));
       this.pane.highlight(documents.find((each) => each.key === this.selected)?.tokens ?? new Set());
     }
@@ -57,20 +57,21 @@ export class SourcesPanel extends EventTarget {
 
   #pinned(number) {
     const token = this.pane.tokens[number];
+    const head = el("div", { class: "pinned-head" }, el("h3", {}, el("code", {}, visible(token.text))), el("span", {}, originOf(token)), button("×", () => this.#unpin(number), { class: "quiet", "aria-label": "Unpin" }));
+    const shares = shared([token], this.pane.passages);
+    return el("section", { class: "pinned", "aria-label": "Pinned token" }, head, ...(shares ? [sharesOf(token, shares)] : this.#neighborsOf(token)));
+  }
+
+  #neighborsOf(token) {
     const groups = Map.groupBy(agreeing(token), keyOf);
     const weight = (neighbors) => neighbors.reduce((sum, each) => sum + each.weight, 0);
     const total = weight(token.neighbors) || 1;
     const sorted = [...groups.values()].sort((one, other) => weight(other) - weight(one));
-    const section = el(
-      "section",
-      { class: "pinned", "aria-label": "Pinned token" },
-      el("div", { class: "pinned-head" }, el("h3", {}, el("code", {}, visible(token.text))), el("span", {}, `${percent(token.share)} from memory`), button("×", () => this.#unpin(number), { class: "quiet", "aria-label": "Unpin" })),
-      ...sorted.map((neighbors) => this.#card(neighbors, weight(neighbors) / total)),
-    );
-    if (!sorted.length) section.append(el("p", { class: "hint" }, "No retrieved passage goes on with this token: it is the model's."));
+    const parts = sorted.map((neighbors) => this.#card(neighbors, weight(neighbors) / total));
+    if (!sorted.length) parts.push(el("p", { class: "hint" }, "No retrieved passage goes on with this token: it is the model's."));
     const others = token.neighbors.filter((each) => each.token_id !== token.id);
-    if (others.length) section.append(otherTokens(others, total));
-    return section;
+    if (others.length) parts.push(otherTokens(others, total));
+    return parts;
   }
 
   #unpin(number) {
@@ -108,11 +109,12 @@ export class SourcesPanel extends EventTarget {
     if (chosen) announce(`${nameOf(chosen)} contributed to ${plural(chosen.tokens.size, "token")}`);
   }
 
-  /** The passages of a reply, which stood before the question. */
+  /** The passages of a reply, which stood before the question. Of a mixture, with their shares in the reply. */
   #passages(passages) {
-    const cards = passages.map((each) => {
+    const shares = shared(this.pane.tokens, passages);
+    const cards = (shares ?? passages.map((passage) => ({ passage }))).map(({ passage: each, share }) => {
       const source = { key: keyOf(each), store: each.store, id: each.document_id, title: each.title };
-      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, whereOf(each)));
+      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, [whereOf(each), share !== undefined && percent(share)].filter(Boolean).join(" · ")));
       return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, ...pointedOut(each))), this.#actions(source));
     });
     return el("section", { "aria-label": "Passages behind this reply" }, el("h3", {}, "The reply was asked from"), ...cards);
@@ -167,33 +169,11 @@ function bar(label, share, name = "") {
   return row;
 }
 
-const PAGES = { pdf: "page", pptx: "slide", xlsx: "sheet" };
-
-/** Where a passage stands in its document, as a person would say it. */
-function whereOf({ first_line, last_line, first_page, last_page, headings, metadata }) {
-  const format = metadata?.format;
-  if (first_page) return spanOf(PAGES[format] ?? "page", first_page, last_page);
-  if (headings?.length) return headings.at(-1);
-  return spanOf("line", first_line, last_line);
+/** The shares of passages in a token, and that of the model alone. */
+function sharesOf(token, shares) {
+  const rows = shares.map(({ passage, share }) => bar(el("span", { class: "name" }, `${nameOf(passage)}, ${whereOf(passage)}`), share));
+  return el("ul", { class: "documents" }, ...rows, bar(el("span", { class: "name" }, "the model alone"), 1 - token.share, "of-model"));
 }
-
-/** The text of a passage, with its sentence marked. Offsets count characters, of which some take two units here. */
-function pointedOut({ text, sentence }) {
-  if (!sentence) return [text];
-  const letters = [...text];
-  const end = sentence.offset + [...sentence.text].length;
-  return [letters.slice(0, sentence.offset).join(""), el("strong", {}, sentence.text), letters.slice(end).join("")];
-}
-
-/** The sentence that an answer stands on, and where a person finds it; null for an answer without one. */
-export function sentenceOf([passage]) {
-  if (!passage?.sentence) return null;
-  const { text, line, page } = passage.sentence;
-  const place = whereOf({ ...passage, first_line: line, last_line: line, first_page: page, last_page: page });
-  return el("blockquote", { class: "sentence" }, el("p", {}, text), el("footer", {}, `${nameOf(passage)}, ${place}`));
-}
-
-const spanOf = (word, first, last) => (first === last ? `${word} ${first}` : `${word}s ${first} to ${last}`);
 
 /** Neighbors with the same passage as one. */
 function folded(neighbors) {

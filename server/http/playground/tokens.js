@@ -7,6 +7,9 @@ const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 /** The name of a token that shows nothing. @param {string} text */
 const nameOf = (text) => (text.includes("\n") ? "line end" : "space");
 
+/** How much of a token is not the model's alone. @param {import("./generation.js").Token} token */
+export const originOf = ({ share, shares }) => `${percent(share)} from ${shares.length ? "passages" : "memory"}`;
+
 /** Dispatches `show` with the number of the token to describe, or null, and `pin` with the number of a chosen one. */
 export class TokenView extends EventTarget {
   /** @type {number | null} */
@@ -85,7 +88,7 @@ export class TokenView extends EventTarget {
   /** A sentence about a token. @param {number} number */
   describe(number) {
     const token = this.tokens[number];
-    return `${token.text.trim() || nameOf(token.text)}: ${percent(token.share)} from memory`;
+    return `${token.text.trim() || nameOf(token.text)}: ${originOf(token)}`;
   }
 
   #send(type, number) {

@@ -407,6 +407,53 @@ def test_a_reply_shows_the_passages_that_it_was_asked_from(
         assert "from memory" in page.texts("#talk .status")[0]
 
 
+def test_a_reply_from_each_passage_by_itself_tells_the_share_of_each(
+    page: Page, tmp_path: Path, model_folder: Path, store_folder: Path
+) -> None:
+    from selenium.webdriver import ActionChains
+
+    options = ("--threads", "1", "--http-port", "0", "--attention-window", "44")
+    with RunningServer(tmp_path / "log", model_folder, store_folder, options=options) as web:
+        page.open(web.http_url, "chat")
+        for name, value in {"temperature": 0, "max-tokens": 5}.items():
+            page.set(f"#{name}", value)
+        page.click("#mixture")
+        page.one("#message").send_keys("the memory\ue007")  # Enter
+        page.until_ended()
+        with Client(web.address) as client:
+            answer = client.answer("the memory", mixture=True, max_tokens=5, temperature=0)
+        assert "".join(page.texts("#talk .token")) == answer.text
+        token = next(each for each in answer.completion.tokens if each.text)
+        percents = [round(100 * share) for share in sorted(token.passage_shares, reverse=True)]
+        percents.append(round(100 * (1 - sum(token.passage_shares))))
+        assert sum(percents) == pytest.approx(100, abs=3)
+        ActionChains(page.driver).move_to_element(page.one("#talk .token")).perform()
+        page.until(lambda: page.one("#card").is_displayed())
+        assert (
+            figures(page.texts("#card li span:last-child")) == [each for each in percents[:-1] if each] + percents[-1:]
+        )
+        page.click("#talk .token")
+        assert figures(page.texts(".pinned .figure")) == percents
+        assert page.texts(".pinned .name")[-1] == "the model alone"
+        shown = figures(page.texts("#sources h4 .figure"))
+        assert shown == [round(100 * share) for share in sorted(answer.passage_shares, reverse=True)]
+        best = answer.passages[answer.passage_shares.index(max(answer.passage_shares))]
+        name = best.title or best.document_id
+        assert page.texts("#sources h4 .name")[0] == name
+        page.button("Without this document").click()
+        page.until_ended(2)
+        assert page.texts(".pane-title") == [f"Without {name}"]
+        with Client(web.address) as client:
+            options = {"max_tokens": 5, "temperature": 0, "exclude_documents": [best.document_id]}
+            without = client.answer("the memory", mixture=True, **options)
+        assert "".join(page.texts("#talk .pane:nth-child(2) .token")) == without.text
+
+
+def figures(texts: list[str]) -> list[int]:
+    """The numbers before the percent signs."""
+    return [int(number) for text in texts for number in re.findall(r"(\d+) %", text)]
+
+
 def test_a_trace_leads_to_documents(page: Page, web: RunningServer) -> None:
     page.open(web.http_url, "trace")
     text = f"🙂🙂 zzz {make_text(3, 40)} zzz"  # places are counted in characters, not in UTF-16
