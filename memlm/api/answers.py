@@ -309,8 +309,9 @@ def cited(text: str, num_passages: int) -> tuple[int, ...]:
     """The numbers of passages that a text names in brackets, as [1] or [2, 3], each once, in its order. Numbers of no
     passage are left out.
     """
-    named = [int(number) for group in re.findall(r"\[(\d+(?:\s*,\s*\d+)*)\]", text) for number in group.split(",")]
-    return tuple(dict.fromkeys(number for number in named if 1 <= number <= num_passages))
+    named = (number.strip() for group in re.findall(r"\[(\d+(?:\s*,\s*\d+)*)\]", text) for number in group.split(","))
+    numbers = dict.fromkeys(int(number) for number in named if len(number) < 10)  # int() refuses 4,301 digits
+    return tuple(number for number in numbers if 1 <= number <= num_passages)
 
 
 def cited_passages(text: str, prompt: AnswerPrompt) -> tuple[Passage, ...]:

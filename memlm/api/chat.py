@@ -14,6 +14,7 @@ from memlm.base.passage_texts import PASSAGE_TOKENS
 from memlm.errors import InvalidInput
 
 MAX_MESSAGES = 4096
+EARLIER_MESSAGES, EARLIER_CHARACTERS = 3, 300  # of the user, before the last one, and the end of each of them
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # as a template writes it between special tokens
 TOKENS_OF_A_TURN = 4  # about: those around a message
 
@@ -45,9 +46,9 @@ class ChatRequest(StreamRequest):
 
     With a `session`, the messages are those that are new: the session holds the earlier ones and the answers.
 
-    Where datastores are searched, `num_passages` passages for the last user message are found in them by words, and
-    stand before it (None: as many as `AnswerRequest` finds, 0: none). The neighbors of tokens are mixed in only with 0,
-    or if `retrieval` says how (`sets_mixture`).
+    Where datastores are searched, `num_passages` passages for the last user message are found in them, and stand before
+    it (None: as many as `AnswerRequest` finds, 0: none). The three user messages before that one count less, as it may
+    refer to them. The neighbors of tokens are mixed in only with 0, or if `retrieval` says how (`sets_mixture`).
     """
 
     messages: tuple[Message, ...]
@@ -77,6 +78,11 @@ class ChatRequest(StreamRequest):
     def question(self) -> str:
         """The last user message, for which passages are found, "" without one."""
         return next((each.content for each in reversed(self.messages) if each.role == "user"), "")
+
+    @property
+    def asked_before(self) -> tuple[str, ...]:
+        """The user messages before the last one, the latest first."""
+        return tuple(each.content for each in reversed(self.messages) if each.role == "user")[1:]
 
     @property
     def finds_passages(self) -> bool:

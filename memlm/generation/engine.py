@@ -229,13 +229,15 @@ class Engine:
                 return retriever.describe(result, request.k)
 
     def find_passages(
-        self, request: FindPassagesRequest, stores: Sequence[str] = (), *, close: bool = False
+        self, request: FindPassagesRequest, stores: Sequence[str] = (), *, before: str = "", close: bool = False
     ) -> Steps[tuple[Passage, ...]]:
         """Finds passages for a question, as `passage_search.find_passages`, in the datastores of these names, else in
         that of the request. Raises InvalidInput if no datastore is loaded.
         """
         names: Sequence[str | None] = stores or [request.store]
-        return (yield from find_passages(self._searched(*names), request, self.passage_encoder, close=close))
+        return (
+            yield from find_passages(self._searched(*names), request, self.passage_encoder, before=before, close=close)
+        )
 
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""

@@ -10,10 +10,11 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from memlm.api.answers import MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassagesRequest
-from memlm.api.chat import ChatRequest, Message
+from memlm.api.chat import EARLIER_CHARACTERS, EARLIER_MESSAGES, ChatRequest, Message
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
 from memlm.api.passages import BUDGET, AnswerPrompt, Passage
@@ -25,6 +26,8 @@ from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
 from memlm.generation.mixture import Mixture
 from memlm.generation.prompts import check_conversation
+from memlm.model.files.checkpoint import Checkpoint
+from memlm.prompting.asked_before import user_messages
 from memlm.prompting.builder import BuiltPrompt, CountTokens, Part, alone, build_prompt, numbered
 from memlm.retrieval.sentences import pointed_out
 
@@ -133,17 +136,20 @@ def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tu
     """The request with passages before its last user message, as many as the context has room for. What `Engine.start`
     refuses for its session, adapter or length is refused before anything is searched or encoded.
     """
-    checkpoint, retrieval, num_read = engine.checkpoint, request.retrieval, 0
+    checkpoint, retrieval, session_ids = engine.checkpoint, request.retrieval, tuple[int, ...]()
     engine.sessions.adapter_of(request, owner=owner)
     if request.session is not None:
-        num_read = engine.sessions.get(request.session, owner=owner).num_tokens
+        session_ids = engine.sessions.state_of(request.session, owner=owner).context_ids
+    num_read = len(session_ids)
     yield from check_conversation(checkpoint, request, num_read)
+    before: str = yield Offload(partial(_asked_before, checkpoint, request, session_ids), is_long=num_read > 0)
     number = request.num_passages or engine.answers.num_passages
     question = request.question.strip()[-MAX_QUESTION_CHARACTERS:]
     search = FindPassagesRequest(
         question, k=number, exclude_documents=retrieval.exclude_documents, as_of=retrieval.as_of
     )
-    passages = yield from engine.find_passages(search, retrieval.names, close=request.num_passages is None)
+    close = request.num_passages is None
+    passages = yield from engine.find_passages(search, retrieval.names, before=before, close=close)
     if not retrieval.sets_mixture:
         request = replace(request, retrieval=_alone(retrieval))
     if not passages:
@@ -151,6 +157,22 @@ def _with_passages(engine: Engine, request: ChatRequest, owner: str) -> Steps[tu
     build = partial(_chat_prompt, engine, request, passages, num_read)
     prompt: AnswerPrompt | None = yield Offload(build, is_long=True)
     return (request, None) if prompt is None else (request.asking(prompt.text), prompt)
+
+
+def _asked_before(checkpoint: Checkpoint, request: ChatRequest, session_ids: Sequence[int]) -> str:
+    """The ends of the user messages before the question, to which that may refer, the latest first."""
+    asked = [*request.asked_before[:EARLIER_MESSAGES]]
+    if session_ids and len(asked) < EARLIER_MESSAGES:
+        with suppress(InvalidInput):  # messages that only a session's text makes a conversation
+            earlier = user_messages(session_ids, checkpoint.chat_template, checkpoint.tokenizer)
+            asked += map(_question_of, islice(earlier, EARLIER_MESSAGES - len(asked)))
+    return " ".join(text.strip()[-EARLIER_CHARACTERS:] for text in asked)
+
+
+def _question_of(text: str) -> str:
+    """The question of a message, which passages stand before."""
+    has_passages = text.lstrip().startswith((TASK, TASK_ALONE))
+    return text.rpartition("\n\n")[2].removeprefix(LABEL) if has_passages else text
 
 
 def _chat_prompt(

@@ -35,6 +35,8 @@ from memlm.retrieval.store import ModelStore
 
 SPARE = 8  # passages that are found beside those that are wanted, since some have nearly the same text
 NEARLY_CLOSE, MANY_WORDS = 0.08, 0.28  # below the cosine of a close passage; and BM25, as a share of its most
+MANY_WORDS_BEHIND = 0.2  # the same behind earlier questions, whose words count too
+EARLIER = 0.3  # of the weight of a question, for those before it: benchmarks/log/2026-11-28-query-of-longer-chats.md
 COSINE_WEIGHT = 1.0  # beside BM25 as a share of its most: benchmarks/log/2026-11-28-passages-by-meaning.md
 
 # Takes how many of the best passages are wanted, and returns their numbers and scores, best first.
@@ -67,10 +69,12 @@ def find_passages(
     request: FindPassagesRequest,
     encoder: PassageEncoder | None = None,
     *,
+    before: str = "",
     close: bool = False,
 ) -> Steps[tuple[Passage, ...]]:
-    """Finds the k best passages. A search by auto is one by words without an `encoder`. With `close`, it leaves out
-    passages about something else, where the encoder can tell.
+    """Finds the k best passages. A search by auto is one by words without an `encoder`. `before` is what was asked
+    before, to which the question may refer: it counts less. With `close`, passages about something else are left out,
+    where the encoder can tell.
 
     The first search of a datastore indexes its passages, some a step: a search that is cancelled leaves them to the
     next one. Vectors are waited for by meaning alone. Raises NotFound for a name in `exclude_documents` that stands for
@@ -84,8 +88,9 @@ def find_passages(
         encoder = None
     elif encoder is not None:
         least = encoder.close_cosine if close else None
-        vectors_1D: np.ndarray = yield Offload(partial(encoder.vectors, [request.question.strip()]))
-        question_D = vectors_1D[0]
+        texts = [text for text in (request.question.strip(), before) if text]
+        vectors_TD: np.ndarray = yield Offload(partial(encoder.vectors, texts))
+        question_D = vectors_TD[0] + EARLIER * vectors_TD[1:].sum(axis=0)
     while True:
         snapshots = [store.snapshot for store in stores]
         views: list[Snapshot] = yield Offload(partial(_views, stores, request), is_long=request.as_of is not None)
@@ -99,7 +104,8 @@ def find_passages(
                     vectors_of = store.whole_vectors_of if waits else store.known_vectors_of
                     vectors_FD = (yield from vectors_of(segment, encoder)).vectors_PD
                 parts.append(_Part(store, segment, passages, vectors_FD))
-        found: tuple[Passage, ...] = yield Offload(partial(_found, parts, request, question_D, least), is_long=True)
+        find = partial(_found, parts, request, before, question_D, least)
+        found: tuple[Passage, ...] = yield Offload(find, is_long=True)
         if [store.snapshot for store in stores] == snapshots:  # no document was deleted meanwhile
             return found
 
@@ -114,15 +120,18 @@ def _views(stores: Sequence[ModelStore], request: FindPassagesRequest) -> list[S
 def _found(
     parts: Sequence[_Part],
     request: FindPassagesRequest,
+    before: str,
     question_D: Float32[np.ndarray, " D"] | None,
     least: float | None,
 ) -> tuple[Passage, ...]:
     parts = [part for part in parts if len(part.passages)]
     if not parts:
         return ()
-    words, searched = forms_of(request.question)[:MOST_WORDS], [part.searched(request.only) for part in parts]
-    query = Query(searched, words)
-    asked = AskedWords(words, query.weights_W)
+    words = forms_of(f"{request.question} {before}")[:MOST_WORDS]
+    searched = [part.searched(request.only) for part in parts]
+    num_own = len(forms_of(request.question)) if before else len(words)
+    query = Query(searched, words, [1.0 if number < num_own else EARLIER for number in range(len(words))])
+    asked = AskedWords(words[:num_own], query.weights_W[:num_own])  # alone they tell its sentence better
     has_vectors = any(part.vectors_FD is not None and len(part.vectors_FD) for part in parts)
     if request.by is PassagesBy.WORDS or (request.by is PassagesBy.AUTO and not has_vectors):
         return first_distinct(_in_order(parts, query.best, request.k), request.k, asked)
@@ -137,7 +146,7 @@ def _found(
     else:
         best = partial(_best_by_score, cosines_P, wanted_P)
     if least is not None:
-        best = partial(_close_ones, best, query, cosines_P, least)
+        best = partial(_close_ones, best, query, cosines_P, least, MANY_WORDS_BEHIND if before else MANY_WORDS)
     return first_distinct(_in_order(parts, best, request.k), request.k, asked)
 
 
@@ -186,14 +195,14 @@ def _best_by_both(
 
 
 def _close_ones(
-    best: BestOf, query: Query, cosines_P: Float64[np.ndarray, " P"], least: float, k: int
+    best: BestOf, query: Query, cosines_P: Float64[np.ndarray, " P"], least: float, many_words: float, k: int
 ) -> tuple[Int64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
     """Of the k best passages those that are about the question: with a cosine of `least`, or nearly and with many of
     its words, or without a vector.
     """
     places_K, scores_K = best(k)
     cosines_K, shares_K = cosines_P[places_K], query.scores(places_K) / max(query.most, 1e-9)
-    is_near_K = (cosines_K >= least - NEARLY_CLOSE) & (shares_K >= MANY_WORDS)
+    is_near_K = (cosines_K >= least - NEARLY_CLOSE) & (shares_K >= many_words)
     kept_K = is_near_K | (cosines_K >= least) | np.isnan(cosines_K)
     return places_K[kept_K], scores_K[kept_K]
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlm.api.generation import Accepted, Finished, FinishReason, Token, Usage
+from memlm.api.passages import AnswerPrompt
 from memlm.api.scoring import TokenScore
 from memlm.server.http.openai import AnswerForm
-from memlm.server.http.records import object_of
+from memlm.server.http.records import annotations_of, object_of
 
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
 _REASONS = {
@@ -38,6 +39,8 @@ class ChoiceAnswer:
     _offset: int = 0
     _head: bytes = b""
     _around: tuple[bytes, ...] = ()  # of the text, in an event that shows nothing else
+    _prompt: AnswerPrompt | None = None  # that has passages
+    _said: list[str] = field(default_factory=list)  # the whole text, behind such a prompt
     _has_echo: bool = False
     _echo_share: float | None = None
 
@@ -72,6 +75,8 @@ class ChoiceAnswer:
                 self._add_logprob(score.text, finite(score.logprob), _by_text(top, score.text, score.logprob))
 
     def add_accepted(self, accepted: Accepted) -> None:
+        if accepted.prompt is not None and accepted.prompt.passages:
+            self._prompt = accepted.prompt
         if self.memory is not None:
             names = ("seed", "store", "k", "lam", "knn_temperature", "keyed_share")
             self.memory |= {name: getattr(accepted, name) for name in names}
@@ -79,7 +84,10 @@ class ChoiceAnswer:
                 self.memory["passages"] = [object_of(passage) for passage in accepted.prompt.passages]
 
     def add_tokens(self, tokens: Sequence[Token]) -> None:
-        self.text += "".join([token.text for token in tokens])
+        text = "".join([token.text for token in tokens])
+        self.text += text
+        if self._prompt is not None:
+            self._said.append(text)
         self._has_echo = False
         if self.logprobs is not None:
             for token in tokens:
@@ -115,8 +123,8 @@ class ChoiceAnswer:
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer that is no stream."""
-        content = {"message": {"role": "assistant", "content": self.text}} if self.form.is_chat else {"text": self.text}
-        return self._choice(content)
+        message = {"role": "assistant", "content": self.text, **self._annotations}
+        return self._choice({"message": message} if self.form.is_chat else {"text": self.text})
 
     def event(self, *, first: bool = False) -> bytes:
         """A server-sent event with what has come since the last one."""
@@ -128,7 +136,7 @@ class ChoiceAnswer:
             delta = (
                 {"role": "assistant", "content": self.text} if first else {"content": self.text} if self.text else {}
             )
-            content: dict[str, Any] = {"delta": delta}
+            content: dict[str, Any] = {"delta": {**delta, **self._annotations}}
         else:
             content = {"text": self.text}
         data = self._encoded(content)
@@ -137,6 +145,13 @@ class ChoiceAnswer:
 
     def _encoded(self, content: dict[str, Any]) -> bytes:
         return self._head + _to_json(self._choice(content)).encode() + b"]}\n\n"
+
+    @property
+    def _annotations(self) -> dict[str, Any]:
+        """The sources of an answer that has ended: in a stream they come with its last event, as OpenAI's do."""
+        if self._prompt is None or self.finish_reason is None:
+            return {}
+        return {"annotations": annotations_of(self._prompt, "".join(self._said))}
 
     @property
     def is_empty(self) -> bool:

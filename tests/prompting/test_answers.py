@@ -202,8 +202,8 @@ def test_a_chat_asks_as_an_answer_does_behind_the_earlier_turns(documents):
 def test_a_turn_of_a_session_asks_the_documents_too(documents):
     options = {"temperature": 0, "max_tokens": 4}
     with documents.session() as session:
-        prompts = [session.chat(text, **options).result().accepted.prompt for text in ("Which port?", "Which page?")]
-        assert [each.passages[0].document_id for each in prompts] == ["ports", "pages"]
+        prompts = [session.chat(text, **options).result().accepted.prompt for text in ("Which port?", "Which memory?")]
+        assert [each.passages[0].document_id for each in prompts] == ["ports", "notes"]
         assert session.chat("What else?", num_passages=0, **options).result().accepted.prompt is None
 
 

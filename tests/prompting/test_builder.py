@@ -71,3 +71,4 @@ def test_passages_are_numbered_and_citations_are_found():
     assert numbered([replace(below, text="One.")]) == ("[1] doc, Guide, Ports\nOne.",)
     assert cited("As [2] says [1, 2], not [3] nor [0] nor [x].", 2) == (2, 1)
     assert cited("none", 2) == ()
+    assert cited("[" + "1" * 5000 + "] [1]", 2) == (1,)

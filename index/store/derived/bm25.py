@@ -61,9 +61,15 @@ class Query:
     passages of the parts one after another.
     """
 
-    def __init__(self, parts: Sequence[Searched], words: Sequence[Sequence[str]]) -> None:
-        """Looks each word up in each block. Raises Corrupt for damaged postings."""
+    def __init__(
+        self, parts: Sequence[Searched], words: Sequence[Sequence[str]], shares_W: Sequence[float] | None = None
+    ) -> None:
+        """Looks each word up in each block. Each counts with a share of its weight, by default with all of it.
+        Raises Corrupt for damaged postings.
+        """
         self._views, self.weights_W = _weighed(parts, words)
+        if shares_W is not None:
+            self.weights_W = [share * weight for share, weight in zip(shares_W, self.weights_W, strict=True)]
 
     @property
     def most(self) -> float:

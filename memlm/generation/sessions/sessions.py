@@ -145,6 +145,10 @@ class Sessions:
         """Describes a session. Raises NotFound for one that is not there, or is another owner's."""
         return self._info(self._find(name, owner))
 
+    def state_of(self, name: str, *, owner: str = "") -> SessionState:
+        """The state of a session. Raises as `get`."""
+        return self._find(name, owner).state
+
     def adapter_of(self, request: StreamRequest, *, owner: str = "") -> str | None:
         """The adapter that a request is read with. Raises NotFound for a session, or an adapter, that is not there,
         and InvalidInput for another adapter than that of the request's session.
@@ -308,8 +312,7 @@ class Sessions:
             record = SessionRecord(
                 session.name, session.owner, session.ttl_s, session.created_s, session.used_s, stamp, state
             )
-            write = partial(self._files.write, record)
-            yield Offload(write, must_end=True)
+            yield Offload(partial(self._files.write, record), must_end=True)
 
     def _give_back(self, session: _Session, state: SessionState) -> Steps[None]:
         """Writes a new state. Only then the session has it, and is free again."""
