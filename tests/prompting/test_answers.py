@@ -176,8 +176,9 @@ def test_behind_passages_the_model_answers_alone_unless_a_parameter_says_how_to_
     [(999_999_999, False, 1), (1_000_000_000, False, 4), (1_000_000, True, 4)],
 )
 def test_one_passage_is_found_for_a_small_model(parameters, mixture, found):
-    assert AnswerRequest("why?", mixture=mixture).search(parameters).k == found
-    assert AnswerRequest("why?", mixture=mixture, num_passages=7).search(parameters).k == 7
+    default = AnswerSettings.of_size(parameters).num_passages
+    assert AnswerRequest("why?", mixture=mixture).search(default).k == found
+    assert AnswerRequest("why?", mixture=mixture, num_passages=7).search(default).k == 7
 
 
 def test_a_chat_asks_as_an_answer_does_behind_the_earlier_turns(documents):
