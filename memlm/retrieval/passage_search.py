@@ -214,7 +214,8 @@ def _cosines(parts: Sequence[_Part], question_D: Float32[np.ndarray, " D"]) -> F
     cosines_P, first = np.full(sum(len(part.passages) for part in parts), np.nan), 0
     for part in parts:
         assert part.vectors_FD is not None
-        cosines_P[first : first + len(part.vectors_FD)] = part.vectors_FD @ question_D
+        # Of a product with a matrix, the last bit depends on where a row stands, and so on rows that were deleted.
+        cosines_P[first : first + len(part.vectors_FD)] = np.einsum("pd,d->p", part.vectors_FD, question_D)
         first += len(part.passages)
     return cosines_P
 

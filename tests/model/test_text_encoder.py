@@ -168,6 +168,14 @@ def test_vectors_are_means_or_the_first_state_and_follow_the_files(tmp_path):
             np.testing.assert_allclose(got, expected / expected.norm(), atol=1e-6)
 
 
+def test_on_a_cpu_a_vector_depends_on_no_other_text(tmp_path):
+    """To the last bit: a deleted document leaves no trace in the vectors of others."""
+    encoder = load_encoder(save_bert("no head", tmp_path / "bert"), dtype="float32")
+    texts = [("the page of the model " * (number % 8 + 1)).strip() for number in range(24)]
+    alone = [encoder.vectors([text])[0] for text in texts]
+    assert encoder.vectors(texts).tobytes() == np.stack(alone).tobytes()
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "says"),
     [

@@ -263,9 +263,7 @@ def test_vectors_of_equal_texts_are_copied_and_equal_those_that_are_made(
         assert sorted(read) == sorted(texts[n] for n, row in enumerate(places.documents_P.tolist()) if row in firsts)
     assert len(firsts) == 36 < len(kinds)
     expected_PD = np.concatenate([vectors(encoder, [text]) for text in texts])
-    if at_once == 1:  # the same company, so the same bytes
-        assert made.vectors_PD.tobytes() == expected_PD.tobytes()
-    np.testing.assert_allclose(made.vectors_PD, expected_PD, atol=1e-6)
+    assert made.vectors_PD.tobytes() == expected_PD.tobytes()  # whatever was read beside them
 
 
 def test_documents_of_one_text_that_are_cut_in_two_ways_have_their_own_vectors(tmp_path, model_folder, tokenizer, bert):

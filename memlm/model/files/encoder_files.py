@@ -80,14 +80,16 @@ class EncoderCheckpoint:
 
     @torch.inference_mode()
     def vectors(self, texts: Sequence[str]) -> Float32[np.ndarray, "P D"]:
-        """Returns a vector of length 1 for each text. Texts of similar length are read together. The same text has
-        the same vector in other company up to rounding.
+        """Returns a vector of length 1 for each text. On a CPU each text is read alone, so that its vector depends on
+        nothing else. An accelerator reads texts of similar length together: there the same text has the same vector in
+        other company up to rounding.
         """
         ids = self.tokenizer.encode(texts, most=self.max_tokens)
         vectors_PD = np.zeros((len(texts), self.encoder.config.dim), np.float32)
         order = sorted(range(len(ids)), key=lambda place: -len(ids[place]))
+        is_alone = next(self.encoder.parameters()).device.type == "cpu"
         while order:
-            size = max(1, BATCH_TOKENS // len(ids[order[0]]))
+            size = 1 if is_alone else max(1, BATCH_TOKENS // len(ids[order[0]]))
             places, order = order[:size], order[size:]
             tokens_BT, new_B = padded([ids[place] for place in places])
             vectors_PD[places] = self.encoder.vectors(tokens_BT, new_B, pooling=self.pooling).cpu().numpy()
