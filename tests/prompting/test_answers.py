@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from prompt_mixture import mixed
+from running import alike
 
 from memlm.api.answers import AnswerRequest, passage_settings
 from memlm.api.chat import Message
@@ -195,7 +196,7 @@ def test_a_chat_asks_as_an_answer_does_behind_the_earlier_turns(documents):
     ]
     chat = documents.chat(turns, **options).result()
     plain = documents.chat([*turns[:-1], Message("user", answer.prompt)], num_passages=0, use_store=False, **options)
-    assert chat.tokens == plain.result().tokens
+    assert alike(chat.tokens, plain.result().tokens)  # which is read from its last token on
     assert chat.accepted.prompt.text == answer.prompt
     assert chat.accepted.prompt.num_tokens == chat.finished.usage.prompt_tokens
 
