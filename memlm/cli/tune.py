@@ -61,6 +61,8 @@ def tune(
     Without --store, tune the weight of a text's own past, and save it with the model if it helps. With --answers, tune
     how many passages a question is asked with, and save it with the model if more questions are answered rightly.
     """
+    if answers and (spalm or keep_gain is not None):
+        raise typer.BadParameter(f"--answers is of prompts; leave out {'--spalm' if spalm else '--keep-gain'}")
     if answers:
         _tune_answers(texts, model, store, dtype=dtype, device=device, json=json)
         return
@@ -115,11 +117,12 @@ def _tune_answers(
         raise typer.BadParameter("--answers takes one file of questions")
     left = f"{model} keeps the settings that it had"
     with on_interrupt(lambda: f"{left}; to begin anew: {this_command()}"), ConsoleProgress() as progress:
-        progress(LOADING, 0, 1)
-        from memlm.language_model import load
         from memlm.prompting.tune_answers import read_questions, tune_answers
 
         questions = read_questions(Path(texts[0]))
+        progress(LOADING, 0, 1)
+        from memlm.language_model import load
+
         with load(model, [store], dtype=dtype, device=device) as lm:
             tuning = tune_answers(lm, questions, label=Path(texts[0]).name, progress=progress)
     if json:

@@ -82,6 +82,8 @@ def test_wrong_use_exits_with_2(capsys):
         ["index", "delete", "s", "--where", "license"], ["train", "x", "--out", "m", "--steps", "many"],
         ["tune", "x", "--model", "m", "--spalm"], ["tune", "x", "--model", "m", "--keep-gain", "0.9"],
         ["tune", "x", "--model", "m", "--store", "s", "--spalm", "--keep-gain", "0.9"],
+        ["tune", "x", "--model", "m", "--answers"], ["tune", "x", "y", "-m", "m", "-s", "s", "--answers"],
+        ["tune", "x", "-m", "m", "-s", "s", "--answers", "--spalm"],
         ["mystery"], ["--mystery"], ["generate", "x", "--model", "m", "--drafts", "on"],
     ):  # fmt: skip
         assert memlm(capsys, *words)[0] == 2
@@ -198,6 +200,8 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
         (["tune", empty, "--store", store_folder], "no text was found"),
         (["tune", corpus_folder, "--store", nowhere], "memlm index build"),
         (["tune", corpus_folder, "--store", nowhere, "--spalm"], "memlm index build"),
+        (["tune", tmp_path / "questions.jsonl", "--store", store_folder, "--answers"], "questions.jsonl"),
+        (["tune", tmp_path / "broken.jsonl", "--store", store_folder, "--answers"], "line 1: expected"),
         (["index", "search", nowhere, "x"], "memlm index build"),
         (["tune", empty], "no text was found"),
         (["calibrate", empty], "no text was found"),
