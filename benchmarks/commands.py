@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.asking.command import asking
 from benchmarks.evidence.command import evidence
 from benchmarks.printed import PROGRAM, print_report
 from benchmarks.scale.command import scale
@@ -25,6 +26,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog="Example: python -m benchmarks evidence library --only gain-by-domain --model smollm2")(evidence)
+app.command(
+    epilog="Example: python -m benchmarks asking questions.jsonl --model smollm2 --store store --rows rows.jsonl"
+)(asking)
 app.command(epilog="Example: python -m benchmarks shards store --model smollm2 --shards 4")(shards)
 app.command(epilog="Example: python -m benchmarks scale docs/ --held-out more/ --model model --predict 1e8")(scale)
 

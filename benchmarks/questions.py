@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,22 +21,42 @@ FIRST = (1, 3, 8)  # passages
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the documents that answer it, the texts of which one is in the answer, and its kind."""
+    """A question, the documents that answer it, the texts of which one is in the answer, and its kind. One that no
+    document answers has neither.
+    """
 
     text: str
     documents: frozenset[str]  # ids, or names of files without endings
     answers: tuple[str, ...]
     kind: str
+    id: str
+
+    def names(self, document_id: str) -> bool:
+        """Whether a document is one that answers."""
+        return bool({document_id, PurePosixPath(document_id).stem} & self.documents)
+
+    def is_about(self, passage: Passage) -> bool:
+        """Whether a passage is of a document that answers."""
+        return self.names(passage.document_id)
 
     def is_answered_by(self, passage: Passage) -> bool:
         """Whether a passage is of a document that answers, and has an answer in its text."""
-        names = {passage.document_id, PurePosixPath(passage.document_id).stem}
-        return bool(names & self.documents) and any(_plain(answer) in _plain(passage.text) for answer in self.answers)
+        return self.is_about(passage) and any(_plain(answer) in _plain(passage.text) for answer in self.answers)
 
 
-def questions_of(path: Path) -> list[Question]:
-    """Reads JSON Lines of `question`, `answers`, and `files` or `document_id`. `kind` is optional."""
-    return [*_read(path)]
+def questions_of(path: Path, words: Path | None = None) -> list[Question]:
+    """Reads JSON Lines of `question`, `answers`, and `files` or `document_id`. `kind` and `id` are optional, by default
+    the question; answers and documents are left out where no document answers. Given `words`, JSON Lines of `id` and
+    `question`, the questions of these ids alone, in these words. Raises InvalidInput for an id that there is not.
+    """
+    questions = [*_read(path)]
+    if words is None:
+        return questions
+    by_id = {each.id: each for each in questions}
+    rows = [json.loads(line) for line in words.read_text(encoding="utf-8").splitlines()]
+    if unknown := [row["id"] for row in rows if row["id"] not in by_id][:1]:
+        raise InvalidInput(f"{words} has the id {unknown[0]}, which no question of {path} has; give the file that has")
+    return [replace(by_id[row["id"]], text=row["question"]) for row in rows]
 
 
 def bench_questions(
@@ -72,8 +92,12 @@ def bench_questions(
 def _read(path: Path) -> Iterator[Question]:
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        names = [PurePosixPath(name).stem for name in row.get("files", ())] or [row["document_id"]]
-        yield Question(row["question"], frozenset(names), tuple(row["answers"]), row.get("kind", "all"))
+        names = [PurePosixPath(name).stem for name in row.get("files", ())]
+        names += [row["document_id"]] if "document_id" in row else []
+        yield Question(
+            row["question"], frozenset(names), tuple(row.get("answers", ())), row.get("kind", "all"),
+            str(row.get("id", row["question"])),
+        )  # fmt: skip
 
 
 def _plain(text: str) -> str:

@@ -173,6 +173,7 @@ IN_REPORTS = {  # families whose tables are elsewhere: title, page, command
     "effects": ("Effects of parts of the decoder", "tables/variants.md#effects", None),
 }
 IN_THE_LOG = {  # benches without files of results: title, entry, command
+    "Right answers, sentences and sources": ("log/2026-11-28-asking.md", "python -m benchmarks asking"),
     "Answers in found passages": ("log/2026-11-28-passages-follow-the-text.md", "python -m benchmarks questions"),
 }
 GONE = "removed after commit d31043b"  # of a bench: its report and entries of the log stand, and git has the program
