@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import re
-import string
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.questions import Question
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest
 from memlm.api.passages import Passage, PassagesBy
 from memlm.base.steps import run_steps
+from memlm.generation.generation import Generation
 from memlm.generation.likelihood import loglikelihood
-from memlm.generation.mixture import Mixture
+from memlm.generation.mixture import QUESTION_POWER
 from memlm.language_model import LanguageModel
 from memlm.prompting.answers import start_request
+from memlm.prompting.tune_answers import contains, normalized
 
 SHOWN = "shown"  # the source and its sentence without a model
 RIGHT_PASSAGE = "right passage"  # its passage is given: the bound of every search
@@ -136,13 +137,14 @@ def _asked(lm: LanguageModel, text: str, passages: list[Passage] | None, options
 
 
 def source_of(answer: Answer) -> Passage | None:
-    """The passage that an answer shows as its source: of a mixture, the one with the largest weight, unless the
-    question alone weighs most; or else the best one.
+    """The passage that an answer shows as its source: of a mixture, the one with the largest share, unless the model
+    alone has more; or else the best one.
     """
-    if not answer.weights:
+    if not answer.passage_shares:
         return answer.passages[0] if answer.passages else None
-    place = max(range(len(answer.weights)), key=answer.weights.__getitem__)
-    return answer.passages[place] if place < len(answer.passages) else None
+    place = max(range(len(answer.passage_shares)), key=answer.passage_shares.__getitem__)
+    alone = 1 - sum(answer.passage_shares)
+    return answer.passages[place] if answer.passage_shares[place] >= alone else None
 
 
 def logprob(lm: LanguageModel, text: str, passages: list[Passage], options: Mapping[str, Any], answer: str) -> float:
@@ -152,26 +154,24 @@ def logprob(lm: LanguageModel, text: str, passages: list[Passage], options: Mapp
     request = AnswerRequest.of(text, passages, settings, {**streamed, "max_tokens": TOKENS})
     started, ids = run_steps(start_request(lm.engine, request)), lm.tokenize(answer)
     try:
-        weights = started.text.weights if isinstance(started.text, Mixture) else (1.0,)
-        logs = [
-            math.log(weight) + loglikelihood(lm.checkpoint, each.pending_ids, ids, each.retriever, each.past)[0]
-            for weight, each in zip(weights, started.generations, strict=True)
-        ]
+        rows = [(_logprior(lm, each), _logprob(lm, each, each.pending_ids, ids)) for each in started.generations]
     finally:
         for each in started.generations:
             each.close()
-    return max(logs) + math.log(sum(math.exp(each - max(logs)) for each in logs))
+    logpriors, logprobs = map(np.array, zip(*rows, strict=True))
+    return float(np.logaddexp.reduce(logpriors + logprobs) - np.logaddexp.reduce(logpriors))
 
 
-def normalized(text: str) -> str:
-    """Words without case, punctuation and articles, as SQuAD compares answers."""
-    bare = "".join(each for each in text.lower() if each not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+def _logprior(lm: LanguageModel, row: Generation) -> float:
+    """The logarithm of what a row of a mixture weighs before the answer, up to a constant."""
+    if row.scored_from is None:
+        return 0.0
+    read, scored = row.pending_ids[: row.scored_from + 1], row.pending_ids[row.scored_from + 1 :]
+    return QUESTION_POWER * _logprob(lm, row, read, scored)
 
 
-def contains(text: str, answers: Sequence[str]) -> bool:
-    """Whether the words of one of the answers follow each other in a text."""
-    return any(f" {normalized(each)} " in f" {normalized(text)} " for each in answers)
+def _logprob(lm: LanguageModel, row: Generation, read: Sequence[int], ids: Sequence[int]) -> float:
+    return loglikelihood(lm.checkpoint, read, ids, row.retriever, row.past)[0]
 
 
 def f1(text: str, answer: str) -> float:

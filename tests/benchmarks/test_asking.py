@@ -114,13 +114,13 @@ def test_a_mixture_weighs_the_log_probabilities_of_its_prompts(paths):
 
 
 def test_the_source_of_a_mixture_is_its_heaviest_passage():
-    def answer(weights):
-        return SimpleNamespace(weights=weights, passages=("first", "second"))
+    def answer(*shares):
+        return SimpleNamespace(passage_shares=shares, passages=("first", "second"))
 
-    assert source_of(answer(())) == "first"
-    assert source_of(answer((0.2, 0.5, 0.3))) == "second"
-    assert source_of(answer((0.2, 0.3, 0.5))) is None
-    assert source_of(SimpleNamespace(weights=(), passages=())) is None
+    assert source_of(answer()) == "first"
+    assert source_of(answer(0.2, 0.5)) == "second"
+    assert source_of(answer(0.2, 0.3)) is None  # the model alone has 0.5
+    assert source_of(SimpleNamespace(passage_shares=(), passages=())) is None
 
 
 def test_errors_are_over_the_documents_that_answer():
