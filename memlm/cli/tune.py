@@ -124,7 +124,7 @@ def _tune_answers(
         from memlm.language_model import load
 
         with load(model, [store], dtype=dtype, device=device) as lm:
-            tuning = tune_answers(lm, questions, label=Path(texts[0]).name, progress=progress)
+            tuning = tune_answers(lm.engine, questions, label=Path(texts[0]).name, progress=progress)
     if json:
         emit_json(tuning)
     else:

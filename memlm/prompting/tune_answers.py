@@ -16,10 +16,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from memlm.api.answers import AnswerRequest, FindPassagesRequest
+from memlm.api.passages import Passage
 from memlm.base.progress import Progress, silent
+from memlm.base.steps import run_steps
 from memlm.errors import InvalidInput
 from memlm.generation.answer_settings import AnswerSettings
-from memlm.language_model import LanguageModel
+from memlm.generation.engine import Engine
+from memlm.prompting.answers import stream_request
 
 NUMBERS = (1, 2, 4, 8)  # of passages
 TOKENS = 40  # of an answer
@@ -84,14 +88,14 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def tune_answers(
-    lm: LanguageModel, questions: Sequence[Question], *, label: str, progress: Progress = silent
+    engine: Engine, questions: Sequence[Question], *, label: str, progress: Progress = silent
 ) -> AnswerTuning:
     """Asks all questions in all ways, and saves the best one with the model if it gains on documents that it was not
     chosen on. Raises InvalidInput for questions about fewer than eight documents.
     """
-    default = AnswerSettings.of_size(lm.info.num_parameters)
+    default = AnswerSettings.of_size(engine.info.num_parameters)
     ways = [default, *(way for way in _ways() if way != default)]
-    right_WQ, documents_Q = _ask(lm, questions, ways, progress)
+    right_WQ, documents_Q = _ask(engine, questions, ways, progress)
     count = len(np.unique(documents_Q))
     if count < LEAST_DOCUMENTS:
         raise InvalidInput(
@@ -110,8 +114,8 @@ def tune_answers(
     chosen = replace(ways[best], tuned_on=f"{label} ({len(questions)} questions)", gain=gain, gain_error=gain_error)
     kept = best > 0 and gain > 2 * gain_error
     if kept:
-        chosen.save(lm.checkpoint.path)
-        lm.engine.answers = chosen
+        chosen.save(engine.checkpoint.path)
+        engine.answers = chosen
     return AnswerTuning(tuple(tried), chosen, len(questions), count, kept)
 
 
@@ -121,24 +125,30 @@ def _ways() -> list[AnswerSettings]:
 
 
 def _ask(
-    lm: LanguageModel, questions: Sequence[Question], ways: Sequence[AnswerSettings], progress: Progress
+    engine: Engine, questions: Sequence[Question], ways: Sequence[AnswerSettings], progress: Progress
 ) -> tuple[Bool[np.ndarray, "W Q"], Int64[np.ndarray, " Q"]]:
     """Which answers of each way are right, and the number of the document that each question's best passage is of."""
     right_WQ, documents = np.zeros((len(ways), len(questions)), bool), list[str]()
-    before = lm.engine.answers
+    before = engine.answers
     try:
         for place, question in enumerate(questions):
-            found = lm.find_passages(question.text, k=max(NUMBERS))
+            found = run_steps(engine.find_passages(FindPassagesRequest(question.text, k=max(NUMBERS))))
             documents.append(found[0].document_id if found else "")
             for number, way in enumerate(ways):
-                lm.engine.answers = way
-                answer = lm.answer(question.text, found[: way.num_passages], temperature=0, max_tokens=TOKENS)
-                right_WQ[number, place] = contains(answer.text, question.answers)
+                engine.answers = way
+                text = _answer(engine, question.text, found[: way.num_passages])
+                right_WQ[number, place] = contains(text, question.answers)
                 progress(ASKING, place * len(ways) + number + 1, len(questions) * len(ways))
     finally:
-        lm.engine.answers = before
+        engine.answers = before
     numbers = {document: number for number, document in enumerate(sorted(set(documents)))}
     return right_WQ, np.array([numbers[each] for each in documents])
+
+
+def _answer(engine: Engine, question: str, passages: Sequence[Passage]) -> str:
+    request = AnswerRequest.of(question, passages, {}, {"temperature": 0.0, "max_tokens": TOKENS})
+    events = [event for event in stream_request(engine, request) if isinstance(event, tuple)]
+    return "".join(token.text for tokens in events for token in tokens)
 
 
 def _mean(values_Q: np.ndarray, documents_Q: Int64[np.ndarray, " Q"]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from chats import save_chat_model
-from running import RunningServer
+from running import RunningServer, alike
 
 from memlm.api.chat import ChatRequest, Message
 from memlm.api.datastores import text_id
@@ -75,7 +75,7 @@ def check_memory(lm: LanguageModel | Client) -> None:
     options = {"max_tokens": 8, "temperature": 0, "use_store": False}
     with_memory = lm.chat(PORT, memory="notes", **options).result()
     by_hand = lm.chat(f"{PORT}\n\n{NOTE.format('name the port only')}", **options).result()
-    assert with_memory.tokens == by_hand.tokens
+    assert alike(with_memory.tokens, by_hand.tokens)  # the second is read from its last token on
     assert with_memory.finished.usage.prompt_tokens == by_hand.finished.usage.prompt_tokens
     with pytest.raises(NotFound, match="no datastore 'nowhere'"):
         lm.chat(PORT, memory="nowhere", **options)

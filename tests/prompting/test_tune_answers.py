@@ -62,7 +62,7 @@ def questions(folder: Path, right_way: Callable[[int], AnswerSettings]) -> list[
 
 def tuned(folder: Path, asked: Sequence[Question]):
     with load(folder / "model", [folder / "store"], passage_encoder=None) as lm:
-        tuning = tune_answers(lm, asked, label="mine")
+        tuning = tune_answers(lm.engine, asked, label="mine")
         assert lm.engine.answers == (tuning.chosen if tuning.kept else DEFAULT)
         return tuning
 
@@ -100,7 +100,7 @@ def test_a_way_that_is_best_on_the_documents_it_was_chosen_on_alone_is_not_saved
 def test_questions_about_few_documents_are_refused_and_settings_stay(asked):
     with load(asked / "model", [asked / "store"], passage_encoder=None) as lm:
         with pytest.raises(InvalidInput, match="1 documents; give questions about 8"):
-            tune_answers(lm, [Question("page number3", ("a",))] * 2, label="mine")
+            tune_answers(lm.engine, [Question("page number3", ("a",))] * 2, label="mine")
         assert lm.engine.answers == DEFAULT
 
 
