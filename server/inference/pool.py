@@ -42,7 +42,8 @@ from memlm.server.telemetry.datastores import StoreStats
 from memlm.server.telemetry.metrics import Stats
 from memlm.wire.codec import WireEvent
 
-MAX_READERS = 4096  # beginnings of texts that are remembered
+# Texts of at least so many tokens are kept by the worker that reads them. Beginnings of so many are remembered.
+READ_TOKENS, MAX_READERS = 32, 4096
 FRESH_HEARTBEAT_S = 2.0  # four heartbeats: a worker that is silent for longer may stand still
 
 R = TypeVar("R")
@@ -226,18 +227,19 @@ class EnginePool(ABC):
         if session := getattr(request, "session", None):
             return self._owner_of(session)
         least = self._least_loaded()
-        return self._reader_of(request, least, party_of(owner, caller)) if isinstance(request, StreamRequest) else least
+        if isinstance(request, StreamRequest) and request.approximate_tokens >= READ_TOKENS:
+            return self._reader_of(request, least, party_of(owner, caller))
+        return least
 
     def _reader_of(self, request: StreamRequest, least: EngineHandle, party: str) -> EngineHandle:
-        """The worker that has just read a text of the caller which begins alike, if it is as ready as the `least` busy
-        one and has at most one request more. From now on that is the one that is returned.
+        """The worker that has just read a text of the caller which begins alike, if it has a free place and at most one
+        request more than the `least` busy one. From now on that is the one that is returned.
         """
         key = blake2b(f"{party}\n{request.beginning}".encode(errors="replace"), digest_size=16).digest()
         name = self._readers.pop(key, least.name)
-        near = least.num_open + 1
-        found = next(
-            (each for each in self._workers if each.name == name and each.is_ready and each.num_open <= near), least
-        )
+        reader = next((each for each in self._workers if each.name == name), least)
+        is_near = reader.is_ready and reader.has_place and reader.num_open <= least.num_open + 1
+        found = reader if is_near else least
         self._readers[key] = found.name
         if len(self._readers) > MAX_READERS:
             self._readers.popitem(last=False)

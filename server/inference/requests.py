@@ -166,6 +166,11 @@ class EngineHandle(ABC):
         return time.monotonic() - self._heartbeat_s
 
     @property
+    def has_place(self) -> bool:
+        """Whether one request more would run at once."""
+        return self.num_open < self._config.max_running
+
+    @property
     def num_open(self) -> int:
         """Requests in flight."""
         return len(self._pending)

@@ -190,6 +190,7 @@ def test_a_datastore_is_removed_while_a_worker_still_writes_to_it(tmp_path: Path
         wait_until(lambda: len(list(folder.iterdir())) > 200)
         try:
             registry.discard(folder)
+            wait_until(writing.done)
         finally:
             removed.set()
     assert list(tmp_path.iterdir()) == []
