@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from contextlib import aclosing, asynccontextmanager
+from itertools import count
 from typing import Any
 
 from memlm.api.generation import Accepted, DetokenizeRequest, Finished
@@ -63,18 +64,24 @@ class _Answer:
         await self._exchange.reply_json({**self._form.head, "choices": shown, "usage": self._shown_usage()})
 
     async def stream(self, choices: list[Choice]) -> None:
-        """Sends each choice's events as they come. What comes while an event waits for the client is sent together."""
+        """Sends each choice's events as they come. What comes while an event waits for the client is sent together. The
+        choices of a chat begin in their order, which OpenAI's client relies on.
+        """
+        begun = [asyncio.Event() for _ in choices]
 
-        async def run(choice: Choice) -> None:
+        async def run(number: int, choice: Choice) -> None:
             answer, first = ChoiceAnswer(choice.index, self._form), self._form.is_chat
             async with aclosing(self._progress(choice, answer)) as progress:
                 async for _ in progress:
+                    if first and number:
+                        await begun[number - 1].wait()
                     if first or not answer.is_empty:
                         data, first = answer.event(first=first), False
                         await events.write(data)
+                        begun[number].set()
 
         async with EventStream(self._exchange) as events:
-            await run_all(map(run, choices))
+            await run_all(map(run, count(), choices))
             if self._form.shows_usage:
                 await events.write(server_sent({**self._form.head, "choices": [], "usage": self._shown_usage()}))
 
