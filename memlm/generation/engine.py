@@ -84,7 +84,7 @@ class Engine:
         states of texts that were read take at most `max_prefix_bytes`, and go where documents are deleted.
         """
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
-        self.answers = AnswerSettings.of(checkpoint)
+        self._answers: AnswerSettings | None = None
         self.prefixes = prefixes = PrefixCache(checkpoint.decoder, max_prefix_bytes)
 
         def lost(store: str, document_ids: Sequence[str] | None) -> None:
@@ -94,6 +94,19 @@ class Engine:
         self.sessions = Sessions(checkpoint) if sessions is None else sessions
         self.stores = LoadedStores(checkpoint, stores, may_fail=may_fail, on_lost=lost, search=search)
         self.stores.on_retired = prefixes.clear
+
+    @property
+    def answers(self) -> AnswerSettings:
+        """How questions are asked with passages: as it is saved with the model, which is read at the first question.
+        Raises Corrupt.
+        """
+        if self._answers is None:
+            self._answers = AnswerSettings.of(self.checkpoint)
+        return self._answers
+
+    def ask_by(self, settings: AnswerSettings | None) -> None:
+        """Asks by other settings from now on. None: by those that are saved."""
+        self._answers = settings
 
     @property
     def info(self) -> ModelInfo:

@@ -20,7 +20,7 @@ from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
 from memlm.api.passages import BUDGET, AnswerPrompt, Passage
 from memlm.base.steps import Offload, Steps, run_steps
 from memlm.data.chat import ChatTemplate
-from memlm.errors import InvalidInput, NotFound
+from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.drive import stream
 from memlm.generation.engine import Engine
 from memlm.generation.generation import Generation
@@ -163,16 +163,17 @@ def _asked_before(checkpoint: Checkpoint, request: ChatRequest, session_ids: Seq
     """The ends of the user messages before the question, to which that may refer, the latest first."""
     asked = [*request.asked_before[:EARLIER_MESSAGES]]
     if session_ids and len(asked) < EARLIER_MESSAGES:
-        with suppress(InvalidInput):  # messages that only a session's text makes a conversation
+        with suppress(InvalidInput, Incompatible):  # a template that writes no such turn, or not behind a session
             earlier = user_messages(session_ids, checkpoint.chat_template, checkpoint.tokenizer)
             asked += map(_question_of, islice(earlier, EARLIER_MESSAGES - len(asked)))
-    return " ".join(text.strip()[-EARLIER_CHARACTERS:] for text in asked)
+    return " ".join(text.strip()[-EARLIER_CHARACTERS:] for text in asked if text.strip())
 
 
 def _question_of(text: str) -> str:
     """The question of a message, which passages stand before."""
-    has_passages = text.lstrip().startswith((TASK, TASK_ALONE))
-    return text.rpartition("\n\n")[2].removeprefix(LABEL) if has_passages else text
+    if text.lstrip().startswith(TASK_ALONE):
+        return text.rpartition(f"\n\n{LABEL}")[2]
+    return text.rpartition("\n\n")[2] if text.lstrip().startswith(TASK) else text
 
 
 def _chat_prompt(

@@ -12,6 +12,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -20,7 +21,7 @@ from memlm.api.answers import AnswerRequest, FindPassagesRequest
 from memlm.api.passages import Passage
 from memlm.base.progress import Progress, silent
 from memlm.base.steps import run_steps
-from memlm.errors import InvalidInput
+from memlm.errors import Corrupt, InvalidInput
 from memlm.generation.answer_settings import AnswerSettings
 from memlm.generation.engine import Engine
 from memlm.prompting.answers import stream_request
@@ -28,6 +29,7 @@ from memlm.prompting.answers import stream_request
 NUMBERS = (1, 2, 4, 8)  # of passages
 TOKENS = 40  # of an answer
 LEAST_DOCUMENTS = 8
+MAX_CHARACTERS = 1000  # of a question, which every prompt has room for
 ASKING = "ask"  # the phase of a progress
 
 
@@ -53,7 +55,8 @@ class TriedWay:
 @dataclass(frozen=True, slots=True)
 class AnswerTuning:
     """The ways that were tried, the defaults of the model's size first, the settings that were chosen, the numbers of
-    questions and documents, and whether the settings were saved: their gain exceeds twice its standard error.
+    questions and documents, and whether they are in force from now on: their gain over those before exceeds twice its
+    standard error.
     """
 
     ways: tuple[TriedWay, ...]
@@ -68,33 +71,50 @@ def read_questions(path: Path) -> list[Question]:
     for others, and for a file without questions.
     """
     questions = list[Question]()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            answers = [row["answers"]] if isinstance(row["answers"], str) else row["answers"]
-            if not (isinstance(row["question"], str) and answers and all(isinstance(each, str) for each in answers)):
-                raise ValueError("other types")
-        except (ValueError, TypeError, KeyError) as error:
-            raise InvalidInput(
-                f'{path}, line {number}: expected {{"question": "...", "answers": ["..."]}} ({error})',
-                field="questions",
-            ) from error
-        questions.append(Question(row["question"], tuple(answers)))
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other line ends
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path} is not UTF-8 ({error.reason}); convert it", field="questions") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                questions.append(_question_of(json.loads(line)))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise InvalidInput(
+                    f'{path}, line {number}: expected {{"question": "...", "answers": ["..."]}} ({error})',
+                    field="questions",
+                ) from error
     if not questions:
         raise InvalidInput(f"{path} has no questions", field="questions")
     return questions
 
 
+def _question_of(row: Any) -> Question:
+    text, answers = row["question"], [row["answers"]] if isinstance(row["answers"], str) else row["answers"]
+    if not isinstance(text, str) or not 0 < len(text.strip()) <= MAX_CHARACTERS:
+        raise ValueError(f"a question is a text of 1 to {MAX_CHARACTERS:,} characters")
+    if not isinstance(answers, list) or not answers or not all(isinstance(each, str) for each in answers):
+        raise ValueError("answers are a list of texts")
+    if not all(map(normalized, answers)):
+        raise ValueError("an answer has a word that is no article")
+    return Question(text, tuple(answers))
+
+
 def tune_answers(
     engine: Engine, questions: Sequence[Question], *, label: str, progress: Progress = silent
 ) -> AnswerTuning:
-    """Asks all questions in all ways, and saves the best one with the model if it gains on documents that it was not
-    chosen on. Raises InvalidInput for questions about fewer than eight documents.
+    """Asks all questions in all ways. Where the best one gains over the settings in force on documents that it was not
+    chosen on, it is saved with the model, or where it is the default, nothing is saved any more. Raises InvalidInput
+    for questions about fewer than eight documents.
     """
     default = AnswerSettings.of_size(engine.info.num_parameters)
+    try:
+        used = engine.answers
+    except Corrupt:
+        used = default
     ways = [default, *(way for way in _ways() if way != default)]
+    ways += [] if any(map(used.asks_as, ways)) else [used]
+    before = next(number for number, way in enumerate(ways) if used.asks_as(way))
     right_WQ, documents_Q = _ask(engine, questions, ways, progress)
     count = len(np.unique(documents_Q))
     if count < LEAST_DOCUMENTS:
@@ -108,14 +128,16 @@ def tune_answers(
         TriedWay(way, float(right_Q[~is_elsewhere_Q].mean()), float(right_Q[is_elsewhere_Q].mean()))
         for way, right_Q in zip(ways, right_WQ, strict=True)
     ]
-    best = max(range(len(ways)), key=lambda way: tried[way].right)  # of equal ones, the first: the defaults
-    gains_Q = right_WQ[best].astype(float) - right_WQ[0]
+    order = [before, *range(len(ways))]  # of equal ones the first: nothing changes without a gain
+    best = max(order, key=lambda way: tried[way].right)
+    gains_Q = right_WQ[best].astype(float) - right_WQ[before]
     gain, gain_error = _mean(gains_Q[is_elsewhere_Q], documents_Q[is_elsewhere_Q])
     chosen = replace(ways[best], tuned_on=f"{label} ({len(questions)} questions)", gain=gain, gain_error=gain_error)
-    kept = best > 0 and gain > 2 * gain_error
-    if kept:
+    kept = best != before and gain > 2 * gain_error
+    if kept and best:
         chosen.save(engine.checkpoint.path)
-        engine.answers = chosen
+    elif kept:
+        AnswerSettings.remove(engine.checkpoint.path)
     return AnswerTuning(tuple(tried), chosen, len(questions), count, kept)
 
 
@@ -129,18 +151,17 @@ def _ask(
 ) -> tuple[Bool[np.ndarray, "W Q"], Int64[np.ndarray, " Q"]]:
     """Which answers of each way are right, and the number of the document that each question's best passage is of."""
     right_WQ, documents = np.zeros((len(ways), len(questions)), bool), list[str]()
-    before = engine.answers
     try:
         for place, question in enumerate(questions):
             found = run_steps(engine.find_passages(FindPassagesRequest(question.text, k=max(NUMBERS))))
             documents.append(found[0].document_id if found else "")
             for number, way in enumerate(ways):
-                engine.answers = way
+                engine.ask_by(way)
                 text = _answer(engine, question.text, found[: way.num_passages])
                 right_WQ[number, place] = contains(text, question.answers)
                 progress(ASKING, place * len(ways) + number + 1, len(questions) * len(ways))
     finally:
-        engine.answers = before
+        engine.ask_by(None)
     numbers = {document: number for number, document in enumerate(sorted(set(documents)))}
     return right_WQ, np.array([numbers[each] for each in documents])
 

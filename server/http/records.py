@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from memlm.api.answers import cited
 from memlm.api.passages import AnswerPrompt, Passage
@@ -19,6 +19,10 @@ from memlm.errors import MemlmError
 from memlm.server.http.errors import body_of
 
 MOST_URL, MOST_TITLE, MOST_PLACE, MOST_QUOTE = 2000, 150, 300, 1000  # characters: the metadata of a document is large
+# A name or a number, a port, and a rest without the signs that end an address in a page or a text.
+ADDRESS = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d{1,4}|:[1-5]\d{4}|:6[0-4]\d{3})?(?:[/?#][^\s\"<>\\^`{|}]*)?"
+)
 ADDRESS_FIELDS = ("url", "source")  # of a document's metadata
 
 
@@ -87,13 +91,7 @@ def _span(number: int, text: str) -> dict[str, int]:
 
 
 def _is_address(text: str) -> bool:
-    if len(text) > MOST_URL or not text.isprintable() or " " in text:
-        return False
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    return len(text) <= MOST_URL and text.isprintable() and ADDRESS.fullmatch(text) is not None
 
 
 def _cut(text: str, most: int) -> str:

@@ -374,7 +374,7 @@ def test_a_sentence_that_is_none_is_refused_by_name(sentence):
 def test_a_large_model_is_not_pointed_at_a_sentence(asked, monkeypatch):
     lm, _ = asked
     passage = replace(PASSAGES[0], text="One. Another port. Third.", sentence=None)
-    monkeypatch.setattr(lm.engine, "answers", AnswerSettings.of_size(2 * 10**9))
+    monkeypatch.setattr(lm.engine, "_answers", AnswerSettings.of_size(2 * 10**9))
     assert "relevant sentence" not in lm.answer(QUESTION, [passage], seed=1, max_tokens=2).prompt
 
 

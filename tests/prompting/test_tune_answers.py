@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def asked(made, tmp_path) -> Path:
 
 
 def answered(lm: LanguageModel, text: str, settings: AnswerSettings) -> str:
-    lm.engine.answers = settings
+    lm.engine.ask_by(settings)
     found = lm.find_passages(text, k=8)
     return lm.answer(text, found[: settings.num_passages], temperature=0, max_tokens=TOKENS).text
 
@@ -63,7 +64,7 @@ def questions(folder: Path, right_way: Callable[[int], AnswerSettings]) -> list[
 def tuned(folder: Path, asked: Sequence[Question]):
     with load(folder / "model", [folder / "store"], passage_encoder=None) as lm:
         tuning = tune_answers(lm.engine, asked, label="mine")
-        assert lm.engine.answers == (tuning.chosen if tuning.kept else DEFAULT)
+        assert lm.engine.answers == AnswerSettings.of(lm.checkpoint)
         return tuning
 
 
@@ -104,11 +105,47 @@ def test_questions_about_few_documents_are_refused_and_settings_stay(asked):
         assert lm.engine.answers == DEFAULT
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"num_passages": 1}', '{"num_passages": -1, "points_out": true}'])
-def test_settings_that_are_damaged_are_named(asked, text):
-    (asked / "model" / SETTINGS_FILE).write_text(text)
-    with pytest.raises(Corrupt, match="memlm tune --answers"):
+def test_a_way_that_gains_no_more_leaves_the_model_to_its_defaults(asked):
+    asked_by_default = questions(asked, lambda number: DEFAULT)
+    OTHER.save(asked / "model")
+    tuning = tuned(asked, asked_by_default)
+    assert (tuning.kept, tuning.chosen.num_passages) == (True, 1)
+    assert not (asked / "model" / SETTINGS_FILE).exists()
+
+
+def test_settings_that_no_trial_has_are_tried_too(asked):
+    right = questions(asked, lambda number: DEFAULT)
+    replace(OTHER, num_passages=3).save(asked / "model")
+    assert [way.settings.num_passages for way in tuned(asked, right).ways] == [1, 1, 2, 4, 8, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"num_passages": value} for value in (0, -1, True, None, 1.5, 10**30)]
+    + [{"points_out": "no"}, {"gain": "x"}, {"gain": float("inf")}, {"tuned_on": [1]}],
+    ids=str,
+)
+def test_settings_that_are_damaged_are_named(asked, change):
+    (asked / "model" / SETTINGS_FILE).write_text(json.dumps({**asdict(DEFAULT), **change}))
+    with pytest.raises(Corrupt, match="remove it, or run `memlm tune --answers`"):
         AnswerSettings.of(load_checkpoint(asked / "model"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 200_000, '{"num_passages": 1}'], ids=len)
+def test_a_damaged_file_harms_questions_alone_until_it_is_tuned_again(asked, text):
+    right = questions(asked, lambda number: OTHER)
+    (asked / "model" / SETTINGS_FILE).write_text(text)
+    with load(asked / "model", [asked / "store"], passage_encoder=None) as lm:
+        assert lm.generate("a", max_tokens=2).result().text
+        with pytest.raises(Corrupt, match="holds no settings"):
+            lm.answer("page number3", max_tokens=2)
+        assert tune_answers(lm.engine, right, label="mine").kept
+        assert len(lm.answer("page number3", max_tokens=2).passages) == 2
+
+
+def test_a_later_version_may_add_settings(asked):
+    (asked / "model" / SETTINGS_FILE).write_text(json.dumps({**asdict(OTHER), "later": 1}))
+    assert AnswerSettings.of(load_checkpoint(asked / "model")) == OTHER
 
 
 def test_a_file_of_questions_has_one_in_each_line(tmp_path):
@@ -119,6 +156,9 @@ def test_a_file_of_questions_has_one_in_each_line(tmp_path):
         "a",
         "[]",
         '{"question": "a"}',
+        '{"question": " ", "answers": ["a"]}',
+        '{"question": "a", "answers": ["the."]}',
+        "[" * 200_000,
         '{"question": 1, "answers": ["a"]}',
         '{"question": "a", "answers": []}',
     ):

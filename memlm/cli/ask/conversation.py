@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from memlm.client import Client
     from memlm.language_model import LanguageModel
 
-TOO_LONG = ("prompt", "max_tokens")  # fields of the error of a conversation that fills the context
+# Fields of the error of a conversation that fills the context, or a request.
+TOO_LONG = ("prompt", "max_tokens", "messages")
 
 
 class Conversation:
     """The turns so far, without the passages that answers were asked from. Each turn sends all of them, and the model
-    reads the last one alone: it knows the text before (`memlm.generation.prefix_cache`). When the context is full, the
-    oldest turns are left out.
+    reads those alone that it does not know (`memlm.generation.prefix_cache`): the last one, or behind a window that has
+    moved all of them. When the context is full, the oldest turns are left out.
     """
 
     def __init__(self, host: LanguageModel | Client, options: dict[str, Any], system: str = "") -> None:

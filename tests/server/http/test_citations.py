@@ -139,6 +139,7 @@ def test_a_prompt_that_had_room_for_no_passage_has_no_citation() -> None:
     [
         "javascript:alert(1)", "file:///etc/passwd", "memlm:other/b.md", "https://", "https://[::1", "http://a b/",
         "https://e.org/\n", "https://e.org/" + "x" * 2000, "ftp://e.org", "//e.org/a", 7, None, ["https://e.org"],
+        "http://a:port/", "http://a:99999/", "http://exa<mple/", "http://a\\b/", 'http://a/"><script>', "http:///a",
     ],
 )  # fmt: skip
 def test_an_address_of_a_document_is_one_of_the_web(given: object) -> None:
