@@ -136,7 +136,7 @@ def test_a_damaged_file_harms_questions_alone_until_it_is_tuned_again(asked, tex
     right = questions(asked, lambda number: OTHER)
     (asked / "model" / SETTINGS_FILE).write_text(text)
     with load(asked / "model", [asked / "store"], passage_encoder=None) as lm:
-        assert lm.generate("a", max_tokens=2).result().text
+        assert lm.generate("a", max_tokens=2).result().tokens
         with pytest.raises(Corrupt, match="holds no settings"):
             lm.answer("page number3", max_tokens=2)
         assert tune_answers(lm.engine, right, label="mine").kept
