@@ -61,15 +61,10 @@ def tune(
     Without --store, tune the weight of a text's own past, and save it with the model if it helps. With --answers, tune
     how many passages a question is asked with, and save it with the model if more questions are answered rightly.
     """
-    if answers and (spalm or keep_gain is not None):
-        raise typer.BadParameter(f"--answers is of prompts; leave out {'--spalm' if spalm else '--keep-gain'}")
+    _check_options(store, answers=answers, spalm=spalm, keep_gain=keep_gain)
     if answers:
         _tune_answers(texts, model, store, dtype=dtype, device=device, json=json)
         return
-    if store is None and (spalm or keep_gain is not None):
-        raise typer.BadParameter(f"{'--spalm' if spalm else '--keep-gain'} is of a datastore; give --store STORE")
-    if spalm and keep_gain is not None:
-        raise typer.BadParameter("--spalm trains a gate, which has no --keep-gain; leave one of them out")
     documents = options.corpus_of(texts)
     if store is not None:
         from memlm.index.store.manifest import read_manifest
@@ -108,11 +103,23 @@ def tune(
         err.print(f"--keep-gain {keep_gain:g} has no effect: {_why_no_threshold(report)}", markup=False)
 
 
+def _check_options(store: Path | None, *, answers: bool, spalm: bool, keep_gain: float | None) -> None:
+    """Refuses options that do not go together."""
+    given = "--spalm" if spalm else "--keep-gain" if keep_gain is not None else None
+    if answers and given:
+        raise typer.BadParameter(f"--answers is of prompts; leave out {given}")
+    if answers and store is None:
+        raise typer.BadParameter("--answers finds passages in a datastore; give --store STORE")
+    if store is None and given:
+        raise typer.BadParameter(f"{given} is of a datastore; give --store STORE")
+    if spalm and keep_gain is not None:
+        raise typer.BadParameter("--spalm trains a gate, which has no --keep-gain; leave one of them out")
+
+
 def _tune_answers(
     texts: options.Texts, model: options.Model, store: Path | None, *, dtype: str, device: str, json: bool
 ) -> None:
-    if store is None:
-        raise typer.BadParameter("--answers finds passages in a datastore; give --store STORE")
+    assert store is not None
     if len(texts) != 1:
         raise typer.BadParameter("--answers takes one file of questions")
     left = f"{model} keeps the settings that it had"
@@ -140,8 +147,12 @@ def _print_answers(tuning: AnswerTuning, model: Path) -> None:
         name = f"{counted(settings.num_passages, 'passage')}{', with its sentence' * settings.points_out}"
         out.print(f"  {name:28} {way.right:5.0%} of one half of the documents, {way.right_elsewhere:5.0%} of the other")
     gain = f"{tuning.chosen.gain:+.1%} ± {tuning.chosen.gain_error:.1%}"
-    if tuning.kept:
-        out.print(f"Saved with {model}: {tuning.chosen.num_passages} a question, {gain} on the other half.")
+    chosen = tuning.chosen
+    if tuning.kept and chosen.asks_as(tuning.ways[0].settings):
+        out.print(f"The settings that were saved with {model} are removed: the defaults gain {gain} on the other half.")
+    elif tuning.kept:
+        saved = f"{counted(chosen.num_passages, 'passage')}{', with its sentence' * chosen.points_out}"
+        out.print(f"Saved with {model}: {saved}, {gain} on the other half.")
     else:
         out.print(f"Nothing was saved: the best of one half gains {gain} on the other, less than twice its error.")
 

@@ -13,6 +13,7 @@ from conftest import SHAPE
 from texts import make_text
 
 from memlm.api.chat import Message
+from memlm.cli.tune import _print_answers
 from memlm.data.corpus import Document
 from memlm.errors import Corrupt, InvalidInput
 from memlm.generation.answer_settings import SETTINGS_FILE, AnswerSettings
@@ -68,10 +69,12 @@ def tuned(folder: Path, asked: Sequence[Question]):
         return tuning
 
 
-def test_the_way_that_answers_rightly_is_saved_with_the_model_and_answers_from_then_on(asked):
+def test_the_way_that_answers_rightly_is_saved_with_the_model_and_answers_from_then_on(asked, capsys):
     tuning = tuned(asked, questions(asked, lambda number: OTHER))
     assert tuning.kept
     assert (tuning.questions, tuning.documents) == (16, 16)
+    _print_answers(tuning, Path("mine"))
+    assert "Saved with mine: 2 passages, +" in " ".join(capsys.readouterr().out.split())
     assert (tuning.chosen.num_passages, tuning.chosen.points_out) == (2, False)
     best = next(way for way in tuning.ways if way.settings == OTHER)
     assert (best.right, best.right_elsewhere) == (1.0, 1.0)
@@ -105,11 +108,13 @@ def test_questions_about_few_documents_are_refused_and_settings_stay(asked):
         assert lm.engine.answers == DEFAULT
 
 
-def test_a_way_that_gains_no_more_leaves_the_model_to_its_defaults(asked):
+def test_a_way_that_gains_no_more_leaves_the_model_to_its_defaults(asked, capsys):
     asked_by_default = questions(asked, lambda number: DEFAULT)
     OTHER.save(asked / "model")
     tuning = tuned(asked, asked_by_default)
     assert (tuning.kept, tuning.chosen.num_passages) == (True, 1)
+    _print_answers(tuning, Path("mine"))
+    assert "saved with mine are removed" in " ".join(capsys.readouterr().out.split())
     assert not (asked / "model" / SETTINGS_FILE).exists()
 
 
