@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import fields
+from typing import Any
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
@@ -21,77 +21,20 @@ from memlm.api.params import (
 from memlm.api.passages import FEW_PASSAGES, MAX_PASSAGES, MORE_PASSAGES, PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
 from memlm.api.tracing import RankBy, TraceRequest
-from memlm.base.options import OPTION, Bounds, Option, bounds_of
+from memlm.server.http.fields import field_of as _field
+from memlm.server.http.fields import ignored as _ignored
+from memlm.server.http.fields import limit as _limit
+from memlm.server.http.fields import number as _number
+from memlm.server.http.fields import object_with as _object
+from memlm.server.http.fields import switch as _switch
+from memlm.server.http.fields import text as _text
+from memlm.server.http.fields import texts as _texts
+from memlm.server.http.fields import unsupported as _unsupported
+from memlm.server.http.fields import whole as _whole
 from memlm.server.http.schema import INT32, Schema
 
 MAX_PROMPTS, MAX_CHOICES = 2048, 128
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI has it
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
-
-
-def _whole(description: str, least: int = 0, most: int = INT32) -> Schema:
-    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
-
-
-def _number(description: str, **bounds: float) -> Schema:
-    return {"type": "number", **bounds, "description": description}
-
-
-def _text(description: str) -> Schema:
-    return {"type": "string", "description": description}
-
-
-def _texts(description: str) -> Schema:
-    return {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PASSAGES, "description": description}
-
-
-def _switch(description: str) -> Schema:
-    return {"type": "boolean", "description": description}
-
-
-def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-        **({"description": description} if description else {}),
-    }
-
-
-def _field(record_type: Any, name: str, description: str = "") -> Schema:
-    """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
-    hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
-    kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))
-    field = next(each for each in fields(record_type) if each.name == name)
-    shown = field.metadata.get(OPTION, Option(""))
-    default = shown.default or ("" if field.default in (None, False, MISSING) else field.default)
-    words = [description or shown.help, "Above 0." if limits.above == 0 else ""]
-    words.append(f"Left out: {default}." if default and not description else "")
-    most = INT32 if limits.most is None and kind == "integer" else limits.most
-    return {
-        "type": kind,
-        **({} if limits.least is None else {"minimum": limits.least}),
-        **({} if most is None else {"maximum": most}),
-        "description": " ".join(filter(None, words)),
-    }
-
-
-def _limit(description: str) -> Schema:
-    return {
-        "anyOf": [{"type": "integer", "minimum": 1, "maximum": INT32}, {"type": "integer", "enum": [-1]}],
-        "x-expected": "at least 1, or -1 for no limit",
-        "x-none": [-1],
-        "description": f"{description} -1: the same.",
-    }
-
-
-def _unsupported(neutral: Schema, description: str = "Not supported.", advice: str = "leave it out") -> Schema:
-    return {**neutral, "x-unsupported": advice, "description": description}
-
-
-def _ignored(kind: str) -> Schema:
-    return {"type": kind, "description": "Accepted, and without effect."}
 
 
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
