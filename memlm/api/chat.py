@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from memlm.api.params import BEGINNING_CHARACTERS, StreamRequest, stream_fields
@@ -109,6 +109,16 @@ class ChatRequest(StreamRequest):
     def approximate_tokens(self) -> int:
         passages = min(BUDGET, PASSAGE_TOKENS * (self.num_passages or MORE_PASSAGES)) if self.finds_passages else 0
         return passages + sum(TOKENS_OF_A_TURN + approximate_tokens(message.content) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokensRequest(ChatRequest):
+    """How many tokens the model would read for a chat, its passages and its template included. Nothing is generated."""
+
+    @classmethod
+    def before(cls, chat: ChatRequest) -> CountTokensRequest:
+        """The request for the tokens of a chat."""
+        return cls(**{each.name: getattr(chat, each.name) for each in fields(chat)})
 
 
 def messages_of(given: object) -> tuple[Message, ...]:

@@ -14,6 +14,7 @@ from memlm.api.passages import AnswerPrompt
 from memlm.api.scoring import TokenScore
 from memlm.server.http.openai import AnswerForm
 from memlm.server.http.records import annotations_of, object_of
+from memlm.wire.codec import WireEvent, tokens_from_wire
 
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
 _REASONS = {
@@ -36,10 +37,11 @@ class ChoiceAnswer:
     logprobs: dict[str, list[Any]] | None = None
     memory: dict[str, Any] | None = None
     finish_reason: str | None = None
+    prompt: AnswerPrompt | None = None  # that has passages
+    finished: Finished | None = None
     _offset: int = 0
     _head: bytes = b""
     _around: tuple[bytes, ...] = ()  # of the text, in an event that shows nothing else
-    _prompt: AnswerPrompt | None = None  # that has passages
     _said: list[str] = field(default_factory=list)  # the whole text, behind such a prompt
     _has_echo: bool = False
     _echo_share: float | None = None
@@ -74,9 +76,18 @@ class ChoiceAnswer:
                 top = [(each.text, each.logprob) for each in score.top_logprobs]
                 self._add_logprob(score.text, finite(score.logprob), _by_text(top, score.text, score.logprob))
 
+    def add(self, event: WireEvent) -> None:
+        """Adds an event of the choice's generation."""
+        if isinstance(event, tuple):
+            self.add_tokens(tokens_from_wire(event))
+        elif isinstance(event, Accepted):
+            self.add_accepted(event)
+        else:
+            self.add_finished(event)
+
     def add_accepted(self, accepted: Accepted) -> None:
         if accepted.prompt is not None and accepted.prompt.passages:
-            self._prompt = accepted.prompt
+            self.prompt = accepted.prompt
         if self.memory is not None:
             names = ("seed", "store", "k", "lam", "knn_temperature", "keyed_share")
             self.memory |= {name: getattr(accepted, name) for name in names}
@@ -86,7 +97,7 @@ class ChoiceAnswer:
     def add_tokens(self, tokens: Sequence[Token]) -> None:
         text = "".join([token.text for token in tokens])
         self.text += text
-        if self._prompt is not None:
+        if self.prompt is not None:
             self._said.append(text)
         self._has_echo = False
         if self.logprobs is not None:
@@ -101,6 +112,7 @@ class ChoiceAnswer:
             self.memory["tokens"] += map(_memory_token, tokens)
 
     def add_finished(self, finished: Finished) -> None:
+        self.finished = finished
         self.finish(_REASONS[finished.reason], finished.usage.searched_share)
         if self._has_echo and self.logprobs is not None:
             # Clients that score a prompt ask for one token, and drop the last entry, which is that token's.
@@ -149,9 +161,9 @@ class ChoiceAnswer:
     @property
     def _annotations(self) -> dict[str, Any]:
         """The sources of an answer that has ended: in a stream they come with its last event, as OpenAI's do."""
-        if self._prompt is None or self.finish_reason is None:
+        if self.prompt is None or self.finish_reason is None:
             return {}
-        return {"annotations": annotations_of(self._prompt, "".join(self._said))}
+        return {"annotations": annotations_of(self.prompt, "".join(self._said))}
 
     @property
     def is_empty(self) -> bool:

@@ -94,7 +94,7 @@ def chat_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice]:
             f"max_tokens is {limits[1]}, and max_completion_tokens is {limits[0]}; give one", field="max_tokens"
         )
     options = request_fields(body, limits[0] if limits else None, form)
-    messages = tuple(Message(each["role"], _content(each["content"])) for each in body["messages"])
+    messages = tuple(Message(each["role"], text_of_parts(each["content"])) for each in body["messages"])
     number = body.get("memory", {}).get("passages")
     return [
         Choice(index, ChatRequest(messages, number, **_seeded(options, index)), counts_prompt=index == 0)
@@ -162,7 +162,7 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
 
 def _draft(prediction: Mapping[str, Any] | None) -> str:
     """The text of a prediction, "" without one. Raises InvalidInput, naming the parameter, for a NUL."""
-    text = "" if prediction is None else _content(prediction["content"])
+    text = "" if prediction is None else text_of_parts(prediction["content"])
     check_text("prediction", text, field="prediction.content")
     return text
 
@@ -193,5 +193,6 @@ def _score_of(text: str, ids: tuple[int, ...], retrieval: RetrievalParams, form:
     return ScoreRequest(text, replace(retrieval, loop_guard=None), True, ids, form.num_logprobs)
 
 
-def _content(content: Any) -> str:
+def text_of_parts(content: Any) -> str:
+    """The text of a message's content, which may be a list of its parts."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
