@@ -1,4 +1,4 @@
-"""A chat in the form of any API: a renderer makes events, or a whole answer, of what its generation brings."""
+"""A chat in the form of any API: a renderer makes events, or a whole answer, from the events of a generation."""
 
 from __future__ import annotations
 

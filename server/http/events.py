@@ -19,7 +19,7 @@ HEARTBEAT_S = 10.0  # without an event; proxies close a connection that is silen
 
 
 class StreamForm(NamedTuple):
-    """How a kind of stream waits, ends and fails. A comment is what clients skip."""
+    """How a kind of stream waits, ends and fails. Clients skip a comment."""
 
     heartbeat: bytes = b": waiting\n\n"
     done: bytes = b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""What the schemas of bodies are made of."""
+"""Parts of the schemas of bodies."""
 
 from __future__ import annotations
 
