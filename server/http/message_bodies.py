@@ -60,7 +60,7 @@ _UNSUPPORTED: dict[str, Schema] = {
 _ASKED: dict[str, Schema] = {
     "model": CHAT["properties"]["model"],
     "messages": {"type": "array", "items": _TURN, "minItems": 1, "description": "The conversation."},
-    "system": {**_TEXT_OR_BLOCKS, "description": "What stands before the conversation: a text, or blocks."},
+    "system": {**_TEXT_OR_BLOCKS, "description": "Stands before the conversation: a text, or blocks."},
     "memory": CHAT["properties"]["memory"],
     "cache_control": ignored("object"),
     **_UNSUPPORTED,

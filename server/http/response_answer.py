@@ -124,7 +124,7 @@ class ResponseAnswer(Rendering):
 
     @property
     def _search(self) -> dict[str, Any]:
-        """The search, and what it found if the request asks for that."""
+        """The search, with its results if the request asks for them."""
         results = (
             [_result_of(passage) for _, passage in self._numbered] if RESULTS in self._body.get("include", ()) else None
         )
@@ -180,7 +180,7 @@ def _file_of(passage: Passage) -> dict[str, str]:
 
 
 def _result_of(passage: Passage) -> dict[str, Any]:
-    """A passage as a result of file_search, with what is known of its document as attributes."""
+    """A passage as a result of file_search, with the metadata and the place of its document as attributes."""
     known = {name: value for name, value in passage.metadata.items() if _is_attribute(value)}
     place = {"store": passage.store, "place": passage.sentence_place}
     attributes = [*{**known, **place}.items()][-MOST_ATTRIBUTES:]

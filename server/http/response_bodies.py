@@ -94,7 +94,7 @@ RESPONSE = object_with(
             "x-expected": "a text, or items in a list",
             "description": "A text of the user, or messages.",
         },
-        "instructions": text("What stands before the conversation. The next response does not inherit it."),
+        "instructions": text("Stands before the conversation. The next response does not inherit it."),
         "previous_response_id": text("The response that this one goes on from."),
         "store": switch("Keep the response for an hour after its last use. Left out: true."),
         "max_output_tokens": whole("Maximum number of tokens. Left out: the room in the context.", 1),
