@@ -6,9 +6,12 @@ from dataclasses import fields
 from typing import Any
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
+from memlm.api.constraint import MAX_CHOICES as MAX_CHOICE_TEXTS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
     MAX_STOP_STRINGS,
@@ -106,10 +109,23 @@ CHAT_MEMORY: Schema = {
     },
 }
 
-# Fields of SamplingParams that bodies have by the same name. `max_tokens` and `stop` take other forms too.
-SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in ("max_tokens", "stop"))
+# Fields of SamplingParams that bodies have by the same name. Others take other forms too.
+_OTHER_FORMS = ("max_tokens", "stop", "logit_bias")
+SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in _OTHER_FORMS)
 _SAMPLING: dict[str, Schema] = {
     **{name: _field(SamplingParams, name) for name in SAMPLING},
+    "frequency_penalty": _field(
+        SamplingParams, "frequency_penalty", "Taken from a token's log-probability for each time that it was generated."
+    ),
+    "presence_penalty": _field(
+        SamplingParams, "presence_penalty", "Taken from a token's log-probability if it was generated before."
+    ),
+    "logit_bias": {
+        "type": "object",
+        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        "maxProperties": MAX_BIASES,
+        "description": "Numbers to add to the log-probabilities of tokens, by token id.",
+    },
     "top_k": {**_whole("Sample from the k likeliest tokens. 0 or -1: from all.", -1), "x-none": [0, -1]},
     "seed": _field(SamplingParams, "seed", "Equal seeds give equal answers. Choice n has seed + n."),
     "stop": {
@@ -120,6 +136,52 @@ _SAMPLING: dict[str, Schema] = {
         "x-expected": "a string, or strings in a list",
         "description": "The text ends before the first of these.",
     },
+}
+_ANY_SCHEMA: Schema = {"type": "object", "description": "A JSON Schema."}
+_TEXT_SCHEMA: Schema = {
+    "anyOf": [_ANY_SCHEMA, {"type": "string"}],
+    "x-expected": "a JSON Schema, as an object or as text",
+    "description": "A JSON Schema, as an object or as text.",
+}
+_CHOICES: Schema = {
+    "type": "array",
+    "items": {"type": "string"},
+    "minItems": 1,
+    "maxItems": MAX_CHOICE_TEXTS,
+    "description": "The text is one of these.",
+}
+_REGEX, _GRAMMAR = _text("A regular expression that the text matches."), _text("A grammar: Lark's, or GBNF.")
+# The form of the text: OpenAI's parameter, and the newer and the older ones of vLLM.
+FORMS: dict[str, Schema] = {
+    "response_format": _object(
+        {
+            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"], "description": ""},
+            "json_schema": _object(
+                {
+                    "schema": _ANY_SCHEMA,
+                    "name": _ignored("string"),
+                    "description": _ignored("string"),
+                    "strict": _ignored("boolean"),
+                }
+            ),
+        },
+        ("type",),
+        "The form of the text: any, a JSON object, or JSON of a schema.",
+    ),
+    "structured_outputs": _object(
+        {
+            "json": _TEXT_SCHEMA,
+            "json_object": _switch("The text is a JSON object."),
+            "regex": _REGEX,
+            "choice": _CHOICES,
+            "grammar": _GRAMMAR,
+        },
+        description="The form of the text, in the words of vLLM.",
+    ),
+    "guided_json": _TEXT_SCHEMA,
+    "guided_regex": _REGEX,
+    "guided_choice": _CHOICES,
+    "guided_grammar": _GRAMMAR,
 }
 _COMMON: dict[str, Schema] = {
     "model": _text("The id of /v1/models."),
@@ -149,9 +211,7 @@ _COMMON: dict[str, Schema] = {
         ("type", "content"),
         "A text that the answer may resemble, a source of drafts.",
     ),
-    "frequency_penalty": _unsupported({"type": "number", "enum": [0]}),
-    "presence_penalty": _unsupported({"type": "number", "enum": [0]}),
-    "logit_bias": _unsupported({"type": "object", "maxProperties": 0}),
+    **FORMS,
 }
 
 COMPLETION = _object(
@@ -210,9 +270,6 @@ CHAT = _object(
         "parallel_tool_calls": _unsupported({"type": "boolean", "enum": [True, False]}),
         "functions": _unsupported({"type": "array", "maxItems": 0}),
         "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}),
-        "response_format": _unsupported(
-            _object({"type": _unsupported({"type": "string", "enum": ["text"]})}, ("type",)), "Only text."
-        ),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
         "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
@@ -331,6 +388,7 @@ ANSWER = _object(
         "mixture": _switch("Mix the answers to prompts of one passage each, without a datastore."),
         "max_tokens": _limit("Maximum number of tokens. Left out: the room in the context."),
         **_SAMPLING,
+        **FORMS,
         "stream": _switch("Send events as they come."),
         "memory": MEMORY,
         "drafts": _COMMON["drafts"],
