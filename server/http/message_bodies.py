@@ -9,6 +9,7 @@ from memlm.api.params import MAX_STOP_STRINGS
 from memlm.errors import InvalidInput
 from memlm.server.http.bodies import CHAT, SAMPLING
 from memlm.server.http.fields import ignored, object_with, text, unsupported, whole
+from memlm.server.http.forms import response_format
 from memlm.server.http.openai import text_of_parts
 from memlm.server.http.schema import Schema
 
@@ -51,7 +52,6 @@ _UNSUPPORTED: dict[str, Schema] = {
         object_with({"type": unsupported({"type": "string", "enum": ["none", "auto"]})}, ("type",))
     ),
     "thinking": unsupported(object_with({"type": unsupported({"type": "string", "enum": ["disabled"]})}, ("type",))),
-    "output_config": unsupported({"type": "object", "maxProperties": 0}),
     "mcp_servers": unsupported({"type": "array", "maxItems": 0}),
     "context_management": unsupported({"type": "object", "maxProperties": 0}),
     "container": unsupported({"type": "string", "enum": [""]}),
@@ -63,6 +63,16 @@ _ASKED: dict[str, Schema] = {
     "system": {**_TEXT_OR_BLOCKS, "description": "Stands before the conversation: a text, or blocks."},
     "memory": CHAT["properties"]["memory"],
     "cache_control": ignored("object"),
+    "output_config": object_with(
+        {
+            "format": object_with(
+                {"type": {"type": "string", "enum": ["json_schema"]}, "schema": {"type": "object"}},
+                ("type", "schema"),
+                "The text is JSON of this schema.",
+            ),
+            "effort": unsupported({"type": "string", "enum": [""]}),
+        }
+    ),
     **_UNSUPPORTED,
 }
 COUNT = object_with(_ASKED, ("model", "messages"))
@@ -91,9 +101,11 @@ def chat_of(body: Mapping[str, Any], context_length: int) -> dict[str, Any]:
     Clients give the most that their models ever write as `max_tokens`: from the size of the context on, it is no limit.
     Raises InvalidInput for a conversation that ends in a text of the assistant, which would have to be continued.
     """
-    chat = {name: body[name] for name in _SAME if name in body}
+    chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
     if body.get("max_tokens", context_length) < context_length:
         chat["max_tokens"] = body["max_tokens"]
+    if form := body.get("output_config", {}).get("format"):
+        chat["response_format"] = response_format(form)
     if "stop_sequences" in body:
         chat["stop"] = body["stop_sequences"]
     system = [{"role": "system", "content": text_of_parts(body["system"])}] if body.get("system") else []

@@ -151,7 +151,7 @@ class ResponseAnswer(Rendering):
             "model": self.form.model,
             "output": output,
             "reasoning": {"effort": None, "summary": None},
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}, **self._body.get("text", {})},
             "truncation": "disabled",
             "background": False,
             **{name: self._body.get(name, default) for name, default in _ECHOED.items()},

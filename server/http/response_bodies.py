@@ -10,11 +10,12 @@ from memlm.api.passages import MAX_PASSAGES
 from memlm.errors import InvalidInput
 from memlm.server.http.bodies import CHAT, SAMPLING
 from memlm.server.http.fields import ignored, object_with, switch, text, unsupported, whole
+from memlm.server.http.forms import response_format
 from memlm.server.http.openai import text_of_parts
 from memlm.server.http.schema import Schema
 
 RESULTS = "file_search_call.results"
-_SAME = ("model", *(name for name in SAMPLING), "stream")  # as in a chat completion
+_SAME = ("model", *SAMPLING, "stream")  # as in a chat completion
 _IGNORED = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
 _ROLES = {"developer": "system"}  # by which templates know it
 
@@ -71,7 +72,16 @@ _TOOL = object_with(
     },
     ("type", "vector_store_ids"),
 )
-_FORMAT = object_with({"type": unsupported({"type": "string", "enum": ["text"]})}, ("type",))
+_FORMAT = object_with(
+    {
+        "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+        "schema": {"type": "object", "description": "A JSON Schema."},
+        "name": ignored("string"),
+        "description": ignored("string"),
+        "strict": ignored("boolean"),
+    },
+    ("type",),
+)
 _UNSUPPORTED: dict[str, Schema] = {
     "background": unsupported({"type": "boolean", "enum": [False]}),
     "conversation": unsupported({"type": "string", "enum": [""]}, advice="use previous_response_id"),
@@ -124,7 +134,8 @@ RESPONSE = object_with(
             "description": "Texts by name, which the response repeats.",
         },
         "text": object_with(
-            {"format": _FORMAT, "verbosity": unsupported({"type": "string", "enum": ["medium"]})}, (), "Only text."
+            {"format": _FORMAT, "verbosity": unsupported({"type": "string", "enum": ["medium"]})},
+            description="The form of the text: any, a JSON object, or JSON of a schema.",
         ),
         **_UNSUPPORTED,
     },
@@ -142,9 +153,13 @@ def file_search_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def chat_of(body: Mapping[str, Any], earlier: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     """The body of a chat completion that asks for the same, behind the `earlier` messages of a conversation."""
-    chat = {name: body[name] for name in _SAME if name in body}
+    chat: dict[str, Any] = {name: body[name] for name in _SAME if name in body}
     if "max_output_tokens" in body:
         chat["max_completion_tokens"] = body["max_output_tokens"]
+    if form := body.get("text", {}).get("format"):
+        if form["type"] == "json_schema" and "schema" not in form:
+            raise InvalidInput("text.format.schema is missing; give it", field="text.format.schema")
+        chat["response_format"] = response_format(form)
     if memory := _memory(body):
         chat["memory"] = memory
     said = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []

@@ -5,13 +5,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import httpx
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent, TextBlock
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from running import PATIENCE_S, RunningServer, wait_until
 
 from memlm.api.generation import Completion
@@ -43,6 +43,10 @@ name = "ben"
 secret = "{BEN}"
 calls = ["Tokenize"]
 """
+
+
+class Short(BaseModel):
+    it: Literal[1, 2]
 
 
 def client_of(server: RunningServer, key: str | None = ANN, **given: Any) -> anthropic.Anthropic:
@@ -147,6 +151,16 @@ def test_blocks_and_turns_are_those_of_a_chat(claude: anthropic.Anthropic, serve
     assert message.usage.input_tokens + message.usage.cache_read_input_tokens == wanted.finished.usage.prompt_tokens
 
 
+def test_a_text_has_the_form_that_is_asked_for(claude: anthropic.Anthropic) -> None:
+    form = {"format": {"type": "json_schema", "schema": {"enum": [1, 2]}}}
+    message = claude.messages.create(messages=ASKED, model="tiny", max_tokens=30, output_config=form, extra_body=TWO)
+    assert message.content[0].text in ("1", "2")
+    assert message.stop_reason == "end_turn"
+    assert message.content[0].citations
+    parsed = claude.messages.parse(messages=ASKED, model="tiny", max_tokens=30, output_format=Short, extra_body=NONE)
+    assert parsed.parsed_output.it in (1, 2)
+
+
 def test_an_answer_may_come_back_with_the_next_question(claude: anthropic.Anthropic) -> None:
     first = claude.messages.create(messages=ASKED, extra_body=TWO, **LIMITED)
     assert first.content[0].citations
@@ -209,6 +223,8 @@ def test_what_messages_lack_is_refused_by_name(http: httpx.Client, name: str) ->
         ({"memory": {"passages": -1}}, ("memory.passages",)),
         ({"stop_sequences": ["a"] * 17}, ("stop_sequences",)),
         ({"stop_sequences": [""]}, ("stop",)),
+        ({"output_config": {"effort": "low"}}, ("output_config.effort", "not supported")),
+        ({"output_config": {"format": {"type": "json_schema"}}}, ("output_config.format.schema",)),
         ({"system": "a\0"}, ("NUL",)),
     ],
 )  # fmt: skip

@@ -1,14 +1,15 @@
 """OpenAI's client against /v1/responses: our chats as responses, with file_search, events in order, and kept turns."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from running import PATIENCE_S, RunningServer
 
 from memlm.client import Client
@@ -41,6 +42,10 @@ name = "dot"
 secret = "{DOT}"
 calls = ["Tokenize"]
 """
+
+
+class Short(BaseModel):
+    it: Literal[1, 2]
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +162,16 @@ def test_the_clients_stream_joins_them(ai: openai.OpenAI) -> None:
         joined = stream.get_final_response()
     assert (joined.status, joined.output_text) == ("completed", whole.output_text)
     assert whole.incomplete_details is None
+
+
+def test_a_text_has_the_form_that_is_asked_for(ai: openai.OpenAI) -> None:
+    form = {"type": "json_schema", "name": "numbers", "schema": {"enum": [1, 2]}, "strict": True}
+    response = ai.responses.create(**{**ASKED, "max_output_tokens": 30}, text={"format": form}, tools=[SEARCH])
+    assert json.loads(response.output_text) in (1, 2)
+    assert (response.status, response.text.format.name) == ("completed", "numbers")
+    assert response.output[1].content[0].annotations
+    parsed = ai.responses.parse(**{**ASKED, "max_output_tokens": 30}, text_format=Short)
+    assert parsed.output_parsed.it in (1, 2)
 
 
 def test_a_response_goes_on_from_one_that_is_kept(ai: openai.OpenAI, server: RunningServer) -> None:
@@ -280,7 +295,9 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.type"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
