@@ -58,16 +58,16 @@ class KeptResponses:
 
     def get(self, caller: str, id_: str) -> Any:
         """A value of this caller. Raises NotFound for one that is another's, expired or not kept."""
-        kept = self._kept.get(caller, {}).get(id_)
-        if kept is None:
+        if id_ not in self._kept.get(caller, ()):
             raise _unknown(id_)
+        kept = self._kept[caller][id_]
         self._kept[caller][id_] = kept._replace(used_s=asyncio.get_running_loop().time())
         self._kept[caller].move_to_end(id_)
         return json.loads(kept.data)
 
     def remove(self, caller: str, id_: str) -> None:
         """Raises NotFound as `get` does."""
-        if id_ not in self._kept.get(caller, {}):
+        if id_ not in self._kept.get(caller, ()):
             raise _unknown(id_)
         self._drop(caller, id_)
 

@@ -51,7 +51,7 @@ _ITEM = object_with(
         "results": ignored("array"),
     }
 )
-_RANKING = {"ranker": {"type": "string", "enum": ["auto"]}, "score_threshold": {"type": "number", "enum": [0]}}
+_RANKING: dict[str, Schema] = {"ranker": {"type": "string", "enum": ["auto"]}, "score_threshold": {"type": "number", "enum": [0]}}
 _TOOL = object_with(
     {
         "type": {
