@@ -6,9 +6,10 @@ They are the fields of SamplingParams, RetrievalParams, StreamRequest and TraceR
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from memlm.api.params import StoreWeight
+from memlm.api.tools import Tool
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -75,6 +76,11 @@ class TurnOptions(AnswerOptions, total=False):
     """The options of a session's `chat`."""
 
     num_passages: int | None
+    tools: Sequence[Tool | Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
+    reasoning_effort: str | None
+    template_options: Mapping[str, Any]
 
 
 class StreamOptions(AnswerOptions, total=False):
