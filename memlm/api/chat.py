@@ -171,9 +171,13 @@ class ChatRequest(StreamRequest):
     @property
     def approximate_tokens(self) -> int:
         passages = min(BUDGET, PASSAGE_TOKENS * (self.num_passages or MORE_PASSAGES)) if self.finds_passages else 0
-        texts = [text for message in self.messages for text in message.texts]
-        tools = (json.dumps(tool.as_function) for tool in self.offered_tools)
-        return passages + TOKENS_OF_A_TURN * len(self.messages) + sum(map(approximate_tokens, [*texts, *tools]))
+        return passages + TOKENS_OF_A_TURN * len(self.messages) + sum(map(approximate_tokens, self.texts))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All texts that a template may write of it."""
+        messages = (text for message in self.messages for text in message.texts)
+        return (*messages, *(json.dumps(tool.as_function) for tool in self.offered_tools))
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
