@@ -28,8 +28,8 @@ tags:
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 # As Google's documentation of Gemma 3 asks for calls.
-_LISTED_FOR_GEMMA = """You have access to functions. If you decide to invoke any of the function(s), you MUST put it in \
-the format of
+_LISTED_FOR_GEMMA = """You have access to functions. If you decide to invoke any of the function(s), you MUST put it \
+in the format of
 {{"name": function name, "parameters": dictionary of argument name and its value}}
 
 You SHOULD NOT include any other text in the response if you call a function
