@@ -133,9 +133,8 @@ def check_tools(tools: Sequence[Tool], choice: str) -> None:
         raise InvalidInput("tool_choice is 'required', and there are no tools; give tools", field="tool_choice")
 
 
-def check_template_options(options: Mapping[str, Any]) -> None:
+def check_template_options(options: Mapping[str, Any], *, name: str = "template_options") -> None:
     """Raises InvalidInput for what is no short list of scalar values by name, and for names that the server sets."""
-    name = "template_options"
     if not isinstance(options, Mapping):
         raise InvalidInput(f"{name} is of the type {type(options).__name__}; expected values by name", field=name)
     if len(options) > MAX_TEMPLATE_OPTIONS:

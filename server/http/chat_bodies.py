@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from memlm.api.chat import Message
-from memlm.api.tools import calls_of, tools_of
+from memlm.api.tools import calls_of, check_template_options, tools_of
 from memlm.errors import InvalidInput
 
 
 def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `ChatRequest` that no other request has. Raises InvalidInput, naming the parameter."""
     choice = body.get("tool_choice", "auto")
-    tools = tools_of(body.get("tools", ()))
+    tools, options = tools_of(body.get("tools", ())), body.get("chat_template_kwargs", {})
+    check_template_options(options, name="chat_template_kwargs")
     if not tools and choice == "required":
         raise InvalidInput("tool_choice goes with tools; give tools", field="tool_choice")
     return {
@@ -23,7 +24,7 @@ def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         "tool_choice": choice if isinstance(choice, str) else choice["function"]["name"],
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "reasoning_effort": body.get("reasoning_effort"),
-        "template_options": body.get("chat_template_kwargs", {}),
+        "template_options": options,
     }
 
 
