@@ -23,6 +23,14 @@ from memlm.api.params import (
 )
 from memlm.api.passages import FEW_PASSAGES, MAX_PASSAGES, MORE_PASSAGES, PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
+from memlm.api.tools import (
+    EFFORTS,
+    MAX_CALLS,
+    MAX_OPTION_CHARACTERS,
+    MAX_TEMPLATE_OPTIONS,
+    MAX_TOOLS,
+    TOOL_CHOICES,
+)
 from memlm.api.tracing import RankBy, TraceRequest
 from memlm.server.http.fields import field_of as _field
 from memlm.server.http.fields import ignored as _ignored
@@ -238,22 +246,52 @@ COMPLETION = _object(
     ("model", "prompt"),
 )
 
-_AS_TEXT = "give tool calls and their results as the texts of messages, without it"
+_CALL = _object(
+    {
+        "id": _text("The id of the call, which the message of its result has too."),
+        "type": {"type": "string", "enum": ["function"], "description": "The only one."},
+        "function": _object(
+            {"name": _text("The tool."), "arguments": _text("The text of a JSON object.")}, ("name", "arguments")
+        ),
+        "index": _ignored("integer"),
+    },
+    ("function",),
+)
 _MESSAGE = _object(
     {
-        "role": _text("system, user, assistant, or another role that the model's template knows."),
+        "role": _text("system, user, assistant, tool, or another role that the model's template knows."),
         "content": TEXT_OR_PARTS,
-        "name": _ignored("string"),
+        "name": _text("Of a tool's result: the tool. Of others it is accepted, and without effect."),
         "annotations": _ignored("array"),
         "cache_control": _ignored("object"),
-        "reasoning_content": _ignored("string"),
-        "reasoning": _ignored("string"),
+        "reasoning_content": _text("Of the assistant: the thought before its content."),
+        "reasoning": _text("Another name of reasoning_content."),
         "refusal": _unsupported({"type": "string", "enum": [""]}),
-        "tool_calls": _unsupported({"type": "array", "maxItems": 0}, advice=_AS_TEXT),
-        "tool_call_id": _unsupported({"type": "string", "enum": [""]}, advice=_AS_TEXT),
-        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice=_AS_TEXT),
+        "tool_calls": {
+            "type": "array",
+            "items": _CALL,
+            "maxItems": MAX_CALLS,
+            "description": "Of the assistant: the calls that it made. With them, content may be null.",
+        },
+        "tool_call_id": _text("Of a tool's result: the id of the call."),
+        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice="give tool_calls"),
     },
-    ("role", "content"),
+    ("role",),
+)
+_TOOL = _object(
+    {
+        "type": {"type": "string", "enum": ["function"], "description": "The only one."},
+        "function": _object(
+            {
+                "name": _text("Up to 128 letters, digits, '_', '-' and '.'."),
+                "description": _text("What it does, for the model."),
+                "parameters": {"type": "object", "description": "The JSON Schema of the object of its arguments."},
+                "strict": _ignored("boolean"),
+            },
+            ("name",),
+        ),
+    },
+    ("type", "function"),
 )
 
 CHAT = _object(
@@ -265,16 +303,50 @@ CHAT = _object(
         "top_logprobs": _whole("Report this many likely tokens too. Goes with logprobs.", 0, MAX_TOP_LOGPROBS),
         **_COMMON,
         "memory": CHAT_MEMORY,
-        "tools": _unsupported({"type": "array", "maxItems": 0}),
-        "tool_choice": _unsupported({"type": "string", "enum": ["none", "auto"]}),
-        "parallel_tool_calls": _unsupported({"type": "boolean", "enum": [True, False]}),
-        "functions": _unsupported({"type": "array", "maxItems": 0}),
-        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}),
+        "tools": {
+            "type": "array",
+            "items": _TOOL,
+            "maxItems": MAX_TOOLS,
+            "description": "Functions that the model may call.",
+        },
+        "tool_choice": {
+            "anyOf": [
+                {"type": "string", "enum": list(TOOL_CHOICES)},
+                _object(
+                    {
+                        "type": {"type": "string", "enum": ["function"]},
+                        "function": _object({"name": _text("The tool to call.")}, ("name",)),
+                    },
+                    ("type", "function"),
+                ),
+            ],
+            "x-expected": "auto, none, required, or a function by name",
+            "description": "auto, none (as if there were no tools), required, or the tool to call.",
+        },
+        "parallel_tool_calls": _switch("Whether an answer may hold several calls. Left out: true."),
+        "functions": _unsupported({"type": "array", "maxItems": 0}, advice="give tools"),
+        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}, advice="give tool_choice"),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
-        "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
+        "reasoning_effort": {
+            "type": "string",
+            "enum": list(EFFORTS),
+            "description": "How much to think, for models whose chat template reads it. Of others without effect.",
+        },
         "verbosity": _unsupported({"type": "string", "enum": ["medium"]}),
-        "chat_template_kwargs": _unsupported({"type": "object", "maxProperties": 0}),
+        "chat_template_kwargs": {
+            "type": "object",
+            "maxProperties": MAX_TEMPLATE_OPTIONS,
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "boolean"},
+                    {"type": "number"},
+                    {"type": "string", "maxLength": MAX_OPTION_CHARACTERS},
+                ],
+                "x-expected": f"true, false, a number, or a text of up to {MAX_OPTION_CHARACTERS:,} characters",
+            },
+            "description": "Variables of the model's chat template, such as enable_thinking.",
+        },
         "web_search_options": _unsupported({"type": "object", "maxProperties": 0}),
     },
     ("model", "messages"),

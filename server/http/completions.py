@@ -51,7 +51,7 @@ class _Answer:
         self._usage = AnswerUsage()
 
     async def whole(self, choices: list[Choice]) -> None:
-        answers = [ChoiceAnswer(choice.index, self._form) for choice in choices]
+        answers = [ChoiceAnswer(choice.index, self._form, choice.request) for choice in choices]
 
         async def run(choice: Choice) -> None:
             async with aclosing(self._progress(choice, answers[choice.index])) as progress:
@@ -69,7 +69,7 @@ class _Answer:
         begun = [asyncio.Event() for _ in choices]
 
         async def run(number: int, choice: Choice) -> None:
-            answer, first = ChoiceAnswer(choice.index, self._form), self._form.is_chat
+            answer, first = ChoiceAnswer(choice.index, self._form, choice.request), self._form.is_chat
             async with aclosing(self._progress(choice, answer)) as progress:
                 async for _ in progress:
                     if first and number:

@@ -8,9 +8,9 @@ from typing import Any
 from memlm.api.params import MAX_STOP_STRINGS
 from memlm.errors import InvalidInput
 from memlm.server.http.bodies import CHAT, SAMPLING
+from memlm.server.http.chat_bodies import content_of
 from memlm.server.http.fields import ignored, object_with, text, unsupported, whole
 from memlm.server.http.forms import response_format
-from memlm.server.http.openai import text_of_parts
 from memlm.server.http.schema import Schema
 
 _SAME = ("model", *SAMPLING, "stream", "memory")  # as in a chat completion
@@ -108,7 +108,7 @@ def chat_of(body: Mapping[str, Any], context_length: int) -> dict[str, Any]:
         chat["response_format"] = response_format(form)
     if "stop_sequences" in body:
         chat["stop"] = body["stop_sequences"]
-    system = [{"role": "system", "content": text_of_parts(body["system"])}] if body.get("system") else []
+    system = [{"role": "system", "content": content_of(body["system"])}] if body.get("system") else []
     turns = _joined(body["messages"])
     if turns[-1]["role"] == "assistant":
         raise InvalidInput(
@@ -122,7 +122,7 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Messages of one role behind each other are one turn, as Anthropic has it: many templates take no others."""
     turns = list[dict[str, str]]()
     for message in messages:
-        content = text_of_parts(message["content"])
+        content = content_of(message["content"])
         if turns and turns[-1]["role"] == message["role"]:
             turns[-1]["content"] += f"\n\n{content}"
         else:

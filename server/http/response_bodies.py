@@ -9,9 +9,9 @@ from memlm.api.params import MAX_STORES
 from memlm.api.passages import MAX_PASSAGES
 from memlm.errors import InvalidInput
 from memlm.server.http.bodies import CHAT, SAMPLING
+from memlm.server.http.chat_bodies import content_of
 from memlm.server.http.fields import ignored, object_with, switch, text, unsupported, whole
 from memlm.server.http.forms import response_format
-from memlm.server.http.openai import text_of_parts
 from memlm.server.http.schema import Schema
 
 RESULTS = "file_search_call.results"
@@ -51,7 +51,10 @@ _ITEM = object_with(
         "results": ignored("array"),
     }
 )
-_RANKING: dict[str, Schema] = {"ranker": {"type": "string", "enum": ["auto"]}, "score_threshold": {"type": "number", "enum": [0]}}
+_RANKING: dict[str, Schema] = {
+    "ranker": {"type": "string", "enum": ["auto"]},
+    "score_threshold": {"type": "number", "enum": [0]},
+}
 _TOOL = object_with(
     {
         "type": {
@@ -177,7 +180,7 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, str]]:
                 if name not in item:
                     raise InvalidInput(f"input[{number}].{name} is missing; give it", field=f"input[{number}].{name}")
             role = item["role"]
-            messages.append({"role": _ROLES.get(role, role), "content": text_of_parts(item["content"])})
+            messages.append({"role": _ROLES.get(role, role), "content": content_of(item["content"])})
     return messages
 
 
