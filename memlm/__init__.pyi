@@ -21,6 +21,7 @@ from memlm.api.params import (
     StoreWeight as StoreWeight,
 )
 from memlm.api.chat import ChatRequest as ChatRequest, Message as Message
+from memlm.api.tools import Tool as Tool, ToolCall as ToolCall
 from memlm.api.generation import (
     Token as Token,
     Completion as Completion,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from memlm.api.params import StoreWeight, TokenBias
+from memlm.api.tools import Tool
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -87,6 +88,11 @@ class TurnOptions(AnswerOptions, total=False):
     """The options of a session's `chat`."""
 
     num_passages: int | None
+    tools: Sequence[Tool | Mapping[str, Any]]
+    tool_choice: str
+    parallel_tool_calls: bool
+    reasoning_effort: str | None
+    template_options: Mapping[str, Any]
 
 
 class StreamOptions(AnswerOptions, total=False):

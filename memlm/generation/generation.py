@@ -28,6 +28,7 @@ from memlm.generation.drafts.drafts import Drafts
 from memlm.generation.drafts.sources import Drafter
 from memlm.generation.prefix_cache import Beginning, Scope
 from memlm.generation.prompts import EncodedPrompt, prompt_steps, room_for
+from memlm.generation.replies import Reply
 from memlm.generation.sampling import sample
 from memlm.generation.seams import OwnDecoder
 from memlm.generation.sessions.files import SessionState
@@ -87,7 +88,11 @@ class Generation:
         self.max_positions = self.prompt_positions + self._max_tokens - 1
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
-        self.accepted = _accepted(retriever, request_id or secrets.token_hex(8), seed)
+        request_id = request_id or secrets.token_hex(8)
+        self._reply = Reply.of(checkpoint, request, prompt.ids, request_id)
+        self.accepted = replace(
+            _accepted(retriever, request_id, seed), reply=None if self._reply is None else self._reply.format
+        )
         self.usage = Usage(prompt_tokens=len(prompt.ids))
         self.finished: Finished | None = None
         self.drafts = self._new_drafts(prompt.expected_ids)
@@ -96,6 +101,7 @@ class Generation:
             self._tokenizer, retriever,
             num_neighbors=request.neighbors, num_alternatives=request.top_logprobs,
             first_place=begin + len(self._context_ids) - self.prompt_positions + 1,
+            shown=None if self._reply is None else self._reply.shown,
         )  # fmt: skip
 
     @classmethod
@@ -231,9 +237,12 @@ class Generation:
         num_read = min(place, num_accepted)
         if self.past is not None:
             self.past.cache.crop(len(self.past.cache) - len(lm_logprobs_NV) + 1 + num_read)
+        if self._reply is not None:
+            self._reply.add(tokens)
         if reason is not None:
             self.usage = replace(self.usage, drafts=self.drafts.usages)
-            self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage)
+            message = None if self._reply is None else self._reply.finish()
+            self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage, message)
         return tuple(tokens), num_read
 
     def _sample_next(

@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from memlm.errors import InternalError, MemlmError, NotFound
 from memlm.server.frontend.service import Service
 from memlm.server.http.endpoints import ENDPOINTS, Handler
-from memlm.server.http.errors import NotAllowed, body_of, headers_of, status_of
+from memlm.server.http.errors import NotAllowed, headers_of, reply_of, status_of
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.openapi import docs_page, openapi_document
 from memlm.server.sites import Sites
@@ -193,7 +193,7 @@ async def _send_to_page(origin: str, send: Send, message: Message) -> None:
 
 async def _refuse(exchange: Exchange, error: MemlmError) -> None:
     if not (exchange.has_begun or exchange.is_abandoned):
-        await exchange.reply_json(body_of(error), status_of(error), headers_of(error))
+        await exchange.reply_json(reply_of(error, exchange.path), status_of(error), headers_of(error))
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import fields
+from typing import Any
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
 from memlm.api.constraint import MAX_CHOICES as MAX_CHOICE_TEXTS
@@ -23,78 +23,29 @@ from memlm.api.params import (
 )
 from memlm.api.passages import FEW_PASSAGES, MAX_PASSAGES, MORE_PASSAGES, PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
+from memlm.api.tools import (
+    EFFORTS,
+    MAX_CALLS,
+    MAX_OPTION_CHARACTERS,
+    MAX_TEMPLATE_OPTIONS,
+    MAX_TOOLS,
+    TOOL_CHOICES,
+)
 from memlm.api.tracing import RankBy, TraceRequest
-from memlm.base.options import OPTION, Bounds, Option, bounds_of
+from memlm.server.http.fields import field_of as _field
+from memlm.server.http.fields import ignored as _ignored
+from memlm.server.http.fields import limit as _limit
+from memlm.server.http.fields import number as _number
+from memlm.server.http.fields import object_with as _object
+from memlm.server.http.fields import switch as _switch
+from memlm.server.http.fields import text as _text
+from memlm.server.http.fields import texts as _texts
+from memlm.server.http.fields import unsupported as _unsupported
+from memlm.server.http.fields import whole as _whole
 from memlm.server.http.schema import INT32, Schema
 
 MAX_PROMPTS, MAX_CHOICES = 2048, 128
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI has it
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
-
-
-def _whole(description: str, least: int = 0, most: int = INT32) -> Schema:
-    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
-
-
-def _number(description: str, **bounds: float) -> Schema:
-    return {"type": "number", **bounds, "description": description}
-
-
-def _text(description: str) -> Schema:
-    return {"type": "string", "description": description}
-
-
-def _texts(description: str) -> Schema:
-    return {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PASSAGES, "description": description}
-
-
-def _switch(description: str) -> Schema:
-    return {"type": "boolean", "description": description}
-
-
-def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-        **({"description": description} if description else {}),
-    }
-
-
-def _field(record_type: Any, name: str, description: str = "") -> Schema:
-    """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
-    hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
-    kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))
-    field = next(each for each in fields(record_type) if each.name == name)
-    shown = field.metadata.get(OPTION, Option(""))
-    default = shown.default or ("" if field.default in (None, False, MISSING) else field.default)
-    words = [description or shown.help, "Above 0." if limits.above == 0 else ""]
-    words.append(f"Left out: {default}." if default and not description else "")
-    most = INT32 if limits.most is None and kind == "integer" else limits.most
-    return {
-        "type": kind,
-        **({} if limits.least is None else {"minimum": limits.least}),
-        **({} if most is None else {"maximum": most}),
-        "description": " ".join(filter(None, words)),
-    }
-
-
-def _limit(description: str) -> Schema:
-    return {
-        "anyOf": [{"type": "integer", "minimum": 1, "maximum": INT32}, {"type": "integer", "enum": [-1]}],
-        "x-expected": "at least 1, or -1 for no limit",
-        "x-none": [-1],
-        "description": f"{description} -1: the same.",
-    }
-
-
-def _unsupported(neutral: Schema, description: str = "Not supported.", advice: str = "leave it out") -> Schema:
-    return {**neutral, "x-unsupported": advice, "description": description}
-
-
-def _ignored(kind: str) -> Schema:
-    return {"type": kind, "description": "Accepted, and without effect."}
 
 
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
@@ -295,22 +246,52 @@ COMPLETION = _object(
     ("model", "prompt"),
 )
 
-_AS_TEXT = "give tool calls and their results as the texts of messages, without it"
+_CALL = _object(
+    {
+        "id": _text("The id of the call, which the message of its result has too."),
+        "type": {"type": "string", "enum": ["function"], "description": "The only one."},
+        "function": _object(
+            {"name": _text("The tool."), "arguments": _text("The text of a JSON object.")}, ("name", "arguments")
+        ),
+        "index": _ignored("integer"),
+    },
+    ("function",),
+)
 _MESSAGE = _object(
     {
-        "role": _text("system, user, assistant, or another role that the model's template knows."),
+        "role": _text("system, user, assistant, tool, or another role that the model's template knows."),
         "content": TEXT_OR_PARTS,
-        "name": _ignored("string"),
+        "name": _text("Of a tool's result: the tool. Of others it is accepted, and without effect."),
         "annotations": _ignored("array"),
         "cache_control": _ignored("object"),
-        "reasoning_content": _ignored("string"),
-        "reasoning": _ignored("string"),
+        "reasoning_content": _text("Of the assistant: the thought before its content."),
+        "reasoning": _text("Another name of reasoning_content."),
         "refusal": _unsupported({"type": "string", "enum": [""]}),
-        "tool_calls": _unsupported({"type": "array", "maxItems": 0}, advice=_AS_TEXT),
-        "tool_call_id": _unsupported({"type": "string", "enum": [""]}, advice=_AS_TEXT),
-        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice=_AS_TEXT),
+        "tool_calls": {
+            "type": "array",
+            "items": _CALL,
+            "maxItems": MAX_CALLS,
+            "description": "Of the assistant: the calls that it made. With them, content may be null.",
+        },
+        "tool_call_id": _text("Of a tool's result: the id of the call."),
+        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice="give tool_calls"),
     },
-    ("role", "content"),
+    ("role",),
+)
+_TOOL = _object(
+    {
+        "type": {"type": "string", "enum": ["function"], "description": "The only one."},
+        "function": _object(
+            {
+                "name": _text("Up to 128 letters, digits, '_', '-' and '.'."),
+                "description": _text("What it does, for the model."),
+                "parameters": {"type": "object", "description": "The JSON Schema of the object of its arguments."},
+                "strict": _ignored("boolean"),
+            },
+            ("name",),
+        ),
+    },
+    ("type", "function"),
 )
 
 CHAT = _object(
@@ -322,16 +303,50 @@ CHAT = _object(
         "top_logprobs": _whole("Report this many likely tokens too. Goes with logprobs.", 0, MAX_TOP_LOGPROBS),
         **_COMMON,
         "memory": CHAT_MEMORY,
-        "tools": _unsupported({"type": "array", "maxItems": 0}),
-        "tool_choice": _unsupported({"type": "string", "enum": ["none", "auto"]}),
-        "parallel_tool_calls": _unsupported({"type": "boolean", "enum": [True, False]}),
-        "functions": _unsupported({"type": "array", "maxItems": 0}),
-        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}),
+        "tools": {
+            "type": "array",
+            "items": _TOOL,
+            "maxItems": MAX_TOOLS,
+            "description": "Functions that the model may call.",
+        },
+        "tool_choice": {
+            "anyOf": [
+                {"type": "string", "enum": list(TOOL_CHOICES)},
+                _object(
+                    {
+                        "type": {"type": "string", "enum": ["function"]},
+                        "function": _object({"name": _text("The tool to call.")}, ("name",)),
+                    },
+                    ("type", "function"),
+                ),
+            ],
+            "x-expected": "auto, none, required, or a function by name",
+            "description": "auto, none (as if there were no tools), required, or the tool to call.",
+        },
+        "parallel_tool_calls": _switch("Whether an answer may hold several calls. Left out: true."),
+        "functions": _unsupported({"type": "array", "maxItems": 0}, advice="give tools"),
+        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}, advice="give tool_choice"),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
-        "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
+        "reasoning_effort": {
+            "type": "string",
+            "enum": list(EFFORTS),
+            "description": "How much to think, for models whose chat template reads it. Of others without effect.",
+        },
         "verbosity": _unsupported({"type": "string", "enum": ["medium"]}),
-        "chat_template_kwargs": _unsupported({"type": "object", "maxProperties": 0}),
+        "chat_template_kwargs": {
+            "type": "object",
+            "maxProperties": MAX_TEMPLATE_OPTIONS,
+            "additionalProperties": {
+                "anyOf": [
+                    {"type": "boolean"},
+                    {"type": "number"},
+                    {"type": "string", "maxLength": MAX_OPTION_CHARACTERS},
+                ],
+                "x-expected": f"true, false, a number, or a text of up to {MAX_OPTION_CHARACTERS:,} characters",
+            },
+            "description": "Variables of the model's chat template, such as enable_thinking.",
+        },
         "web_search_options": _unsupported({"type": "object", "maxProperties": 0}),
     },
     ("model", "messages"),

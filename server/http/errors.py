@@ -1,4 +1,7 @@
-"""Errors in OpenAI's shape: the HTTP status, and a body that names the parameter and the reason of gRPC's details."""
+"""Errors in OpenAI's shape: the HTTP status, and a body that names the parameter and the reason of gRPC's details.
+
+Those of /v1/messages have Anthropic's shape.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,16 @@ _KINDS: dict[type[MemlmError], _Kind] = {
     PermissionDenied: _Kind(HTTPStatus.FORBIDDEN, "permission_error"),
     Unavailable: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, "server_error"),
 }
+MESSAGES = "/v1/messages"
+_MESSAGE_TYPES: dict[int, str] = {  # Anthropic's, by status; others are errors of the request, or of the server
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
 _BUG = _Kind(HTTPStatus.INTERNAL_SERVER_ERROR, "server_error")
 
 
@@ -80,6 +93,24 @@ def body_of(error: MemlmError) -> dict[str, Any]:
             "code": kind_of(error).__name__,
         }
     }
+
+
+def message_error_of(error: MemlmError) -> dict[str, Any]:
+    """The body of an error as Anthropic's clients read it."""
+    status = status_of(error)
+    other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _REFUSED
+    kind = _MESSAGE_TYPES.get(status, other)
+    return {"type": "error", "error": {"type": kind, "message": shortened(str(error))}}
+
+
+def reply_of(error: MemlmError, path: str) -> dict[str, Any]:
+    """The body of an error in the shape of the API that a path belongs to."""
+    return message_error_of(error) if is_of_messages(path) else body_of(error)
+
+
+def is_of_messages(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def headers_of(error: MemlmError) -> dict[str, str]:

@@ -29,6 +29,13 @@ def constraint_of(body: Mapping[str, Any]) -> Constraint:
     return Constraint()
 
 
+def response_format(form: Mapping[str, Any]) -> dict[str, Any]:
+    """A form with its schema beside its type, as newer APIs have it, in the words of a chat completion."""
+    if form["type"] != "json_schema":
+        return {"type": form["type"]}
+    return {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
+
+
 def _given(body: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Each form that a body asks for: its parameter, the field of a constraint, and the value."""
     form = body.get("response_format", {})

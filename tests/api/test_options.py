@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from memlm.api import options
+from memlm.api.chat import ChatRequest
 from memlm.api.constraint import Constraint
 from memlm.api.datastores import DeleteDocumentsRequest, NewDocument
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StreamRequest, parse_drafts
@@ -34,7 +35,8 @@ def test_the_typed_options_are_the_fields_of_the_requests():
     assert set(options.SamplingOptions.__annotations__) == sampling
     assert set(options.RetrievalOptions.__annotations__) == retrieval
     assert set(options.StreamOptions.__annotations__) == sampling | retrieval | stream
-    assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream | {"num_passages"}
+    chat = names_of(ChatRequest) - {"messages", "sampling", "retrieval", "constraint"}
+    assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream | chat
     assert set(options.TurnOptions.__annotations__) == set(options.ChatOptions.__annotations__) - {"session"}
     trace = {each.name for each in fields(TraceRequest)}
     assert set(options.TraceOptions.__annotations__) == trace - {"text", "store"}

@@ -1,0 +1,137 @@
+"""The grammar of an answer that must call a tool, in the family's own syntax: Lark as llguidance has it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memlm.api.replies.families import CODER, GEMMA, HARMONY, LLAMA, MISTRAL, tags_of
+from memlm.api.tools import ReplyFormat, Tool
+
+ANY_TEXT = "/(?s:.*)/"
+_PARAMETER = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def forced_calls_grammar(
+    reply: ReplyFormat,
+    tools: Sequence[Tool],
+    tool_choice: str,
+    *,
+    parallel: bool = True,
+    special: Mapping[str, int] | None = None,
+) -> str:
+    """A grammar whose texts call at least one tool, which `reply` reads: one of all for the choice required, else the
+    chosen one. Several calls are allowed if they may be `parallel`. `special` are the ids of control tokens by their
+    texts, which a grammar names by their ids. A thought may come first. Raises StopIteration for a choice that is no
+    tool, which `ChatRequest` refuses.
+    """
+    chosen = list(tools) if tool_choice == "required" else [next(tool for tool in tools if tool.name == tool_choice)]
+    return "\n".join(_Grammar(reply, special or {}).lines(chosen, parallel=parallel)) + "\n"
+
+
+class _Grammar:
+    def __init__(self, reply: ReplyFormat, special: Mapping[str, int]) -> None:
+        self._reply, self._special = reply, special
+
+    def lines(self, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+        """The rules, `start` first."""
+        names = [f"call_{number}" for number in range(len(tools))]
+        calls = [rule for name, tool in zip(names, tools, strict=True) for rule in self._call(name, tool)]
+        thought = self._thought()
+        start = f"{'thought ' if thought else ''}{self._around('call', parallel=parallel)}"
+        return ["%llguidance {}", f"start: {start}", *thought, f"call: {' | '.join(names)}", *calls]
+
+    def _around(self, call: str, *, parallel: bool) -> str:
+        """One call, or several as the family joins them."""
+        family, is_list = self._reply.calls, self._reply.calls == MISTRAL and not self._has_heads
+        if family == HARMONY or not (parallel or is_list):
+            return call
+        if is_list:
+            more = f' (", " {call})*' if parallel else ""
+            opener = self._marker("[TOOL_CALLS]")
+            return f'{opener} "[" {call}{more} "]"'
+        if family == GEMMA:
+            return f'({call} | "[" {call} (", " {call})* "]")'
+        joined = {LLAMA: '"; " ', MISTRAL: ""}.get(family, '"\\n" ')
+        return f"{call} ({joined}{call})*"
+
+    def _call(self, name: str, tool: Tool) -> list[str]:
+        schema = json.dumps({**tool.parameters, "type": "object"})
+        arguments, shown = f"arguments_{name}", json.dumps(tool.name)
+        family = self._reply.calls
+        if family == CODER:
+            return self._coder_call(name, tool)
+        rule = f"{arguments}: %json {schema}"
+        if family == HARMONY:
+            channel, constrain, message = map(self._marker, ("<|channel|>", "<|constrain|>", "<|message|>"))
+            head = _text(f"commentary to=functions.{tool.name} ")
+            return [f'{name}: {channel} {head} {constrain} "json" {message} {arguments}', rule]
+        if family == MISTRAL and self._has_heads:
+            head, after = self._marker("[TOOL_CALLS]"), self._marker("[ARGS]")
+            return [f"{name}: {head} {_text(tool.name)} {after} {arguments}", rule]
+        key = "parameters" if family in (LLAMA, GEMMA) else "arguments"
+        head = _text(f'{{"name": {shown}, "{key}": ')
+        body = f'{head} {arguments} "}}"'
+        if family in (LLAMA, GEMMA, MISTRAL):
+            return [f"{name}: {body}", rule]
+        before, after = self._marker("<tool_call>"), self._marker("</tool_call>")
+        return [f'{name}: {before} "\\n" {body} "\\n" {after}', rule]
+
+    def _coder_call(self, name: str, tool: Tool) -> list[str]:
+        properties = tool.parameters.get("properties")
+        required = tool.parameters.get("required") or ()
+        shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        values, rules = list[str](), list[str]()
+        for place, (key, schema) in enumerate(properties.items() if isinstance(properties, Mapping) else ()):
+            if _PARAMETER.fullmatch(key):
+                value = f"{name}_{place}"
+                values.append(value if key in required else f"{value}?")
+                rules += _parameter(value, key, schema if isinstance(schema, Mapping) else {}, shared)
+        before, after = self._marker("<tool_call>"), self._marker("</tool_call>")
+        body = " ".join([_text(f"\n<function={tool.name}>\n"), *values, _text("</function>\n")])
+        return [f"{name}: {before} {body} {after}", *rules]
+
+    def _thought(self) -> list[str]:
+        """A thought may come first, and does where the prompt began one."""
+        if self._reply.calls == HARMONY:
+            channel, message, end, start = map(self._marker, ("<|channel|>", "<|message|>", "<|end|>", "<|start|>"))
+            if "<|end|>" not in self._special:
+                return []
+            thought = f'{channel} "analysis" {message} {ANY_TEXT} {end} {start} "assistant"'
+            return [f"thought: ({thought})?"]
+        if not self._reply.thought:
+            return []
+        opened, closed = tags_of(self._reply.thought)
+        if closed in self._special:
+            inner = [f"inner: {ANY_TEXT} {self._marker(closed)}"]
+        else:
+            inner = [f"inner[suffix={_text(closed)}]: {ANY_TEXT}"]
+        space = "/\\n*/"
+        thought = f"inner {space}" if self._reply.in_thought else f"({self._marker(opened)} inner {space})?"
+        return [f"thought: {thought}", *inner]
+
+    @property
+    def _has_heads(self) -> bool:
+        """Whether calls of Mistral's are `name[ARGS]{}`, as its newer models have them, and no list."""
+        return "[ARGS]" in self._special
+
+    def _marker(self, text: str) -> str:
+        return f"<[{self._special[text]}]>" if text in self._special else _text(text)
+
+
+def _parameter(name: str, key: str, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
+    head, end = _text(f"<parameter={key}>\n"), _text("\n</parameter>\n")
+    if schema.get("type") != "string":
+        value = f"{name}_value: %json {json.dumps({**schema, **shared})}"
+        return [f"{name}: {head} {name}_value {end}", value]
+    if choices := [each for each in schema.get("enum", ()) if isinstance(each, str)]:
+        value = " | ".join(map(_text, choices))
+        return [f"{name}: {head} ({value}) {end}"]
+    return [f"{name}: {head} {name}_value", f"{name}_value[suffix={end}]: {ANY_TEXT}"]
+
+
+def _text(text: str) -> str:
+    """A literal of Lark, which is one of JSON."""
+    return json.dumps(text)
