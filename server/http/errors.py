@@ -69,8 +69,10 @@ def status_of(error: MemlmError) -> int:
     return int(_kind(error).status)
 
 
-def body_of(error: MemlmError) -> dict[str, Any]:
-    """The body of an error. `code` is the reason in gRPC's details: the name of the client's class."""
+def body_of(error: MemlmError, request_id: str = "") -> dict[str, Any]:
+    """The body of an error. `code` is the reason in gRPC's details: the name of the client's class. `request_id` is
+    that of the request, by which the log has it.
+    """
     param = error.field if isinstance(error, InvalidInput) and error.field else None
     return {
         "error": {
@@ -78,6 +80,7 @@ def body_of(error: MemlmError) -> dict[str, Any]:
             "type": _kind(error).type,
             "param": None if param is None else shortened(param, 200),
             "code": kind_of(error).__name__,
+            **({"request_id": request_id} if request_id else {}),
         }
     }
 

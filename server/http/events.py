@@ -59,4 +59,4 @@ class EventStream:
         if error is None:
             await self.write(DONE, more=False)
         elif isinstance(error, MemlmError) and self._exchange.has_begun:
-            await self.write(server_sent(body_of(error)), more=False)
+            await self.write(server_sent(body_of(error, self._exchange.request_id)), more=False)
