@@ -1,4 +1,4 @@
-"""The id of a request over HTTP: the caller's `X-Request-Id`, or a new one. Its answer, its error and the log have it."""
+"""The id of a request over HTTP, the caller's `X-Request-Id` or a new one: in the answer, an error and the log."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class StoreCard {
   }
 
   #files() {
-    const input = el("input", { type: "file", multiple: true, class: "unseen", id: `files-${this.name}`, onchange: () => this.#upload([...input.files]) });
+    const input = el("input", { type: "file", multiple: true, class: "unseen", id: `files-${this.name}`, onchange: () => this.#take(input) });
     const zone = el(
       "div",
       { class: "drop" },
@@ -156,6 +156,13 @@ class StoreCard {
     } catch (error) {
       showError(this.notice, error);
     }
+  }
+
+  /** Adds the chosen files. The choice is cleared, so that the same file can be chosen again. @param {any} input */
+  #take(input) {
+    const files = [...input.files];
+    input.value = "";
+    this.#upload(files);
   }
 
   /** Adds files. Where a document of this name is there, asks whether to replace it. @param {File[]} files */

@@ -78,7 +78,10 @@ function take(own, part, isMore = false) {
   }
   own.end = Math.max(own.end ?? 0, end);
   draw(own, part);
-  if (!isMore) byId("reader-text").querySelector("mark")?.scrollIntoView({ block: "center" });
+  if (isMore) return;
+  const marks = [...byId("reader-text").querySelectorAll("mark")];
+  const best = marks.find((each) => each.parentNode.dataset.line === `${own.wanted.line}`) ?? marks[0];
+  best?.scrollIntoView({ block: "center" });
 }
 
 function draw(own, { document_id, metadata, store, total_tokens: total }) {
@@ -86,8 +89,9 @@ function draw(own, { document_id, metadata, store, total_tokens: total }) {
   const isConverted = Boolean(metadata.format); // whose lines no reader sees elsewhere
   byId("reader-text").classList.toggle("is-converted", isConverted);
   byId("reader-text").replaceChildren(...rowsOf(own, begin, end));
-  const line = own.firstLine + own.text.slice(0, begin).split("\n").length - 1;
-  const marked = end > begin && !isConverted ? `line ${line} is marked` : null;
+  const lineAt = (place) => own.firstLine + own.text.slice(0, place).split("\n").length - 1;
+  const [first, last] = [lineAt(begin), lineAt(end)];
+  const marked = end > begin && !isConverted ? `${first === last ? `line ${first} is` : `lines ${first} to ${last} are`} marked` : null;
   byId("reader-place").textContent = [document_id, `in ${store}`, marked].filter(Boolean).join(" · ");
   byId("reader-earlier").hidden = own.begin === 0;
   byId("reader-later").hidden = own.end >= total;
