@@ -8,7 +8,8 @@ const WORD = /[\p{L}\p{N}]+/gu;
 // What ends a sentence: its sign, an empty line, or the line end before an item, a heading or a row.
 const BORDER = /[.!?…]["'”’)\]]*\s+|\n\s*\n|\n(?=\s*[-*#|>\d])|\f/gu;
 const SHOWN = 3; // sentences for one word
-const NAMED = 0.05; // the least share with which a passage is shown that does not have the word
+const NAMED = 0.05; // the least share with which a passage is shown, where shares are known
+const QUOTED = 300; // characters of a sentence, which in a table or in code has no end
 
 const wordsOf = (text) => [...text.matchAll(WORD)].map((match) => ({ word: match[0].toLowerCase(), begin: match.index, end: match.index + match[0].length }));
 
@@ -37,6 +38,12 @@ function sentenceAround(text, begin, end) {
   return [first, text.length];
 }
 
+/** At most QUOTED characters of a sentence, with one of its words in their midst. */
+function shortened([begin, end], word) {
+  const from = Math.max(begin, word.begin - QUOTED / 2);
+  return end - begin > QUOTED ? [from, Math.min(end, from + QUOTED)] : [begin, end];
+}
+
 /** Whether words that both have say anything: of a lone short word, as "the", nothing follows. */
 const isTelling = (run, word) => run.length > 1 || word.length > 3 || /\p{N}/u.test(word);
 
@@ -49,7 +56,7 @@ function wordAt(tokens, number, words) {
 
 /** A sentence of a passage, with the words that the answer has too marked. */
 function quote(passage, share, run) {
-  const [begin, end] = run ? sentenceAround(passage.text, run.at.begin, run.at.end) : [0, 0];
+  const [begin, end] = run ? shortened(sentenceAround(passage.text, run.at.begin, run.at.end), run.at) : [0, 0];
   const text = run ? passage.text.slice(begin, end) : passage.sentence.text;
   const inside = run && [Math.max(run.begin, begin) - begin, Math.min(run.end, end) - begin];
   const before = passage.text.slice(0, begin);
@@ -87,10 +94,15 @@ export function evidenceOf(tokens, number, passages) {
     return { passage, share: shares[place], run: run && isTelling(run, word) ? run : null };
   });
   const telling = found
-    .filter(({ passage, share, run }) => run || (share >= NAMED && passage.sentence))
+    .filter(({ passage, share, run }) => (share === undefined ? run : share >= NAMED && (run || passage.sentence)))
     .sort((one, other) => (other.share ?? 0) - (one.share ?? 0) || (other.run?.length ?? 0) - (one.run?.length ?? 0))
     .slice(0, SHOWN);
-  const ownShare = shares.length ? ` The model alone gave ${percent(1 - tokens[number].share)} of it.` : "";
-  const heading = telling.some(({ run }) => run) ? `${quoted(word)} stands in` : `${quoted(word)} stands in none of the passages.${ownShare}`;
+  const heading = headingOf(quoted(word), telling, shares.length > 0, percent(1 - tokens[number].share));
   return el("div", {}, el("h3", {}, heading), ...telling.map(({ passage, share, run }) => quote(passage, share, run)));
+}
+
+function headingOf(word, telling, hasShares, aloneShare) {
+  if (telling.some(({ run }) => run)) return `${word} stands in`;
+  if (telling.length) return `${word} came from these passages, which say it otherwise`;
+  return hasShares ? `The model alone gave ${aloneShare} of ${word}` : `No passage has ${word} beside the words that it has here`;
 }

@@ -164,7 +164,8 @@ export class Pane extends EventTarget {
 
   #settle(ending, seconds) {
     const count = this.tokens.length;
-    const origin = this.passages.length ? `from ${plural(this.passages.length, "passage")}` : `${percent(meanShare(this.tokens))} from memory`;
+    const areShared = this.tokens[0]?.shares.length > 0;
+    const origin = this.passages.length ? `from ${plural(this.passages.length, "passage")}${areShared ? "" : " in one prompt, without shares"}` : `${percent(meanShare(this.tokens))} from memory`;
     const parts = [plural(count, "token"), origin, ending];
     if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
     if (count > 1 && seconds > 0) parts.push(`${figure(count / seconds, count / seconds < 10 ? 1 : 0)} tokens/s`);

@@ -49,7 +49,7 @@ export class SourcesPanel extends EventTarget {
     if (pinned !== null && (!passages.length || this.pane.tokens[pinned].shares.length || this.pane.tokens[pinned].lam)) parts.push(this.#pinned(pinned));
     if (passages.length) parts.push(this.#passages(passages));
     if (!this.pane?.tokens.length && !passages.length) {
-      parts.push(el("p", { class: "hint" }, "The documents behind the text appear here. Select a token to see its passages."));
+      parts.push(el("p", { class: "hint" }, "The documents behind the text appear here. Select a word to see where it is from."));
     } else if (this.pane.tokens.length) {
       const documents = documentsOf(this.pane.tokens);
       if (documents.length || !passages.length) parts.push(this.#documents(documents));
