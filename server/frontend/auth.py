@@ -93,13 +93,17 @@ class Authenticator:
         """Takes a token file, or one secret for all callers, who then count as one. Raises InvalidInput, with the
         reason, for a token file that cannot be used.
         """
-        one = () if api_key is None else (Principal(digest=_digest(api_key)),)
-        self._path, self._callers = path, one
-        self.is_open = path is None and api_key is None
-        """Whether calls need no token."""
+        self._path, self._callers = path, tuple[Principal, ...]()
+        if api_key is not None:
+            self._callers = (Principal(digest=_digest(api_key)),)
         if path is not None:
             self._file = _watch_file(path)
             self._callers = _parse_callers(self._file.contents[0], path)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls need no token."""
+        return not self._callers
 
     def authenticate(self, metadata: Any) -> Principal:
         """The caller whose token a call's metadata has. Raises Unauthenticated for an unknown or missing token."""
