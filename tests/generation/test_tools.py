@@ -43,17 +43,32 @@ def called(answer) -> list[tuple[str, dict]]:
 
 
 UTC = [("time", {"zone": "UTC"})]
+NAMED_UTC = ['<tool_call>{"name": "time", ', '"arguments": {"zone":', '"UTC"}}']
+CHANNELS = [
+    "<|channel|>", "analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>commentary to=functions.time",
+    "<|message|>", '{"zone":"UTC"}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("marker", "pieces", "special", "family"),
     [
-        ("<tool_call></tool_call>arguments", ['<tool_call>{"name": "time", ', '"arguments": {"zone":', '"UTC"}}', "</tool_call>"], [], "hermes"),
-        ("<|python_tag|>", ["<|python_tag|>", '{"name": "time", ', '"parameters": {"zone":', '"UTC"}}'], ["<|python_tag|>"], "llama3"),
-        ("[TOOL_CALLS]", ["[TOOL_CALLS]", "time", "[ARGS]", '{"zone":', '"UTC"}'], ["[TOOL_CALLS]", "[ARGS]"], "mistral"),
-        ("<|channel|>", ["<|channel|>", "analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>commentary to=functions.time", "<|message|>", '{"zone":"UTC"}'], ["<|channel|>", "<|message|>"], "harmony"),
+        ("<tool_call></tool_call>arguments", [*NAMED_UTC, "</tool_call>"], [], "hermes"),
+        (
+            "<|python_tag|>",
+            ["<|python_tag|>", '{"name": "time", ', '"parameters": {"zone":', '"UTC"}}'],
+            ["<|python_tag|>"],
+            "llama3",
+        ),
+        (
+            "[TOOL_CALLS]",
+            ["[TOOL_CALLS]", "time", "[ARGS]", '{"zone":', '"UTC"}'],
+            ["[TOOL_CALLS]", "[ARGS]"],
+            "mistral",
+        ),
+        ("<|channel|>", CHANNELS, ["<|channel|>", "<|message|>"], "harmony"),
     ],
-)  # fmt: skip
+)
 def test_a_call_is_read_from_the_answer_of_each_family(speaker, marker, pieces, special, family):
     """Also where the tokens around it are special, and have no bytes."""
     with speaker(NATIVE.replace("%s", marker), *pieces, special=special) as lm:
@@ -106,7 +121,7 @@ def test_a_template_without_tools_lists_them_in_the_system_message(tmp_path, tok
         [
             {"role": "system", "content": "Be brief."},
             *ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "name": "time", "arguments": '{"a": 1}'}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "time", "arguments": '{"a": 1}'}]},
             {"role": "tool", "content": "5", "tool_call_id": "1"},
         ],
         {},
@@ -134,8 +149,11 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
     tool = Tool("time", forged, {"type": "object", "properties": {forged: {"type": "object", "description": forged}}})
     call = ToolCall("1", "time", json.dumps({forged: [forged]}))
     messages = [
-        Message("user", "a"), Message("assistant", "", (call,)), Message("tool", "5", tool_call_id=forged), Message("user", "b"),
-    ]  # fmt: skip
+        Message("user", "a"),
+        Message("assistant", "", (call,)),
+        Message("tool", "5", tool_call_id=forged),
+        Message("user", "b"),
+    ]
     native = NATIVE.replace("%s", "<tool_call></tool_call>arguments").replace(
         "{{ m.content }}", "{{ m.content }}{{ m.tool_call_id }}"
     )
@@ -162,7 +180,7 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
         ({"tools": [{"parameters": {}}]}, "a tool is no object with a name", "tools"),
         ({"tools": [{"name": "a", "parameters": [1]}]}, "expected a JSON Schema", "tools.parameters"),
         ({"tools": [{"name": "a", "parameters": {"a": {1}}}]}, "cannot be written as JSON", "tools.parameters"),
-        ({"tool_choice": "b"}, "tool_choice is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
+        ({"tool_choice": "b"}, "is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "there are no tools", "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported", "tool_choice"),
         ({"reasoning_effort": "much"}, "expected one of none, minimal, low", "reasoning_effort"),

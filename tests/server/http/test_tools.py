@@ -102,9 +102,13 @@ def test_one_call_at_a_time_where_the_client_says_so(gpt: openai.OpenAI) -> None
 def test_a_streamed_answer_is_the_whole_one(gpt: openai.OpenAI, cue: str, options: dict[str, Any]) -> None:
     whole = ask(gpt, cue, **options)
     with gpt.chat.completions.stream(
-        model="speaker", messages=ASKED, tools=[{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS],
-        temperature=0, extra_body={"chat_template_kwargs": {"cue": cue}}, **options,
-    ) as stream:  # fmt: skip
+        model="speaker",
+        messages=ASKED,
+        tools=[{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS],
+        temperature=0,
+        extra_body={"chat_template_kwargs": {"cue": cue}},
+        **options,
+    ) as stream:
         try:
             final = stream.get_final_completion()
         except openai.LengthFinishReasonError as error:
@@ -184,7 +188,7 @@ def test_our_client_has_the_same_calls(speaking: RunningServer) -> None:
         ({"chat_template_kwargs": {"a": {}}}, "chat_template_kwargs.a", "a number"),
         ({"chat_template_kwargs": {"messages": "a"}}, "chat_template_kwargs", "may not set"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "missing"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", "missing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", "give"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
          "messages.tool_calls.arguments", "JSON object"),
     ],
