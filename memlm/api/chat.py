@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from memlm.api.params import BEGINNING_CHARACTERS, StreamRequest, stream_fields
@@ -183,6 +183,16 @@ class ChatRequest(StreamRequest):
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools that the model is given."""
         return () if self.tool_choice == "none" else self.tools
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokensRequest(ChatRequest):
+    """How many tokens the model would read for a chat, its passages and its template included. Nothing is generated."""
+
+    @classmethod
+    def before(cls, chat: ChatRequest) -> CountTokensRequest:
+        """The request for the tokens of a chat."""
+        return cls(**{each.name: getattr(chat, each.name) for each in fields(chat)})
 
 
 def messages_of(given: object) -> tuple[Message, ...]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from memlm.api.params import StoreWeight
+from memlm.api.params import StoreWeight, TokenBias
 from memlm.api.tools import Tool
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams`; `stop` may be one string."""
+    """The fields of `SamplingParams`; `stop` may be one string, and `logit_bias` numbers by token id."""
 
     max_tokens: int | None
     temperature: float | None
@@ -21,6 +21,9 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logit_bias: Mapping[int, float] | Sequence[TokenBias] | None
     seed: int | None
     stop: str | Sequence[str] | None
     time_limit_s: float | None
@@ -60,7 +63,16 @@ class TraceOptions(FilterOptions, total=False):
     rank_by: str
 
 
-class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):
+class ConstraintOptions(TypedDict, total=False):
+    """The fields of `Constraint`; `json_schema` may be an object, or a class of pydantic's."""
+
+    json_schema: str | Mapping[str, Any] | type | None
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str] | None
+
+
+class AnswerOptions(SamplingOptions, RetrievalOptions, ConstraintOptions, total=False):
     """What a stream of tokens takes in a session, whose name is known."""
 
     neighbors: int

@@ -20,7 +20,8 @@ from torch import Tensor
 from memlm.api.chat import ChatRequest
 from memlm.api.generation import Accepted, Finished, FinishReason, Token, Usage
 from memlm.api.params import MAX_SEED, StreamRequest
-from memlm.base.steps import Steps
+from memlm.base.steps import Offload, Steps
+from memlm.data.constrained import Matcher
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.drafts.budget import DraftBudget
 from memlm.generation.drafts.drafts import Drafts
@@ -72,13 +73,14 @@ class Generation:
         self.retriever, self.past = retriever, past
         self._lease, self._session = lease, lease.state if lease else SessionState()
         self._is_chat = isinstance(request, ChatRequest)
-        self._end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
+        self.end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
         as_document = retriever is not None and retriever.knn.changes_output
         self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
         self._context_ids = [*self._session.context_ids, *prompt.ids]
         self._front_ids = self.pending_ids[: len(self.pending_ids) - len(prompt.ids)]  # the frame before the prompt
         self.caller, self.epoch = "", 0  # of its `scope`
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
+        self.matcher: Matcher | None = None  # of a text that must have a form
         self.scored_from: int | None = None
         self.prompt_logprob = 0.0
         self._sampling = request.sampling.or_else(checkpoint.sampling)
@@ -117,10 +119,16 @@ class Generation:
         """Encodes the prompt and makes the generation. An error ends the lease."""
         try:
             prompt = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
-            return cls(
+            biased = [each.token_id for each in request.sampling.logit_bias]
+            yield from checkpoint.tokenizer.check_ids(biased, "logit_bias")
+            generation = cls(
                 checkpoint, request, prompt, retriever, past,
                 request_id=request_id, lease=lease, own_decoder=own_decoder,
             )  # fmt: skip
+            if request.constraint.name:
+                make = partial(checkpoint.forms.matcher, request.constraint, generation.end_ids)
+                generation.matcher = yield Offload(make, is_long=True)
+            return generation
         except BaseException:
             if lease is not None:
                 lease.end(None)
@@ -251,12 +259,17 @@ class Generation:
         Returns the tokens that may be shown, and the reason if it is the last.
         """
         mixed = mix_memory(lm_logprobs_V, result if past is None else with_past(result, past))
-        token_id = sample(mixed.logprobs_V, self._sampling, self._context_ids, self._rng)
+        token_id = sample(
+            mixed.logprobs_V, self._sampling, self._context_ids, self._rng, num_drawn=self.usage.generated_tokens,
+            mask_V=None if self.matcher is None else self.matcher.mask_V(len(lm_logprobs_V)),
+        )  # fmt: skip
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)
         self.drafts.append(token_id, result)
         token, tokens = None, list[Token]()
-        if token_id not in self._end_ids:
+        if token_id not in self.end_ids:
             # An answer to messages begins a text of its own, as does one to an empty prompt.
             is_alone = self._is_chat and not self.usage.generated_tokens
             begins_text = is_alone or len(self._context_ids) == 1

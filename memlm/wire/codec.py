@@ -26,7 +26,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memlm.api import (
     answers,
     chat,
+    constraint,
     datastores,
+    documents,
     generation,
     operations,
     params,
@@ -80,7 +82,22 @@ def _message_of(record_type: type) -> type[Message] | None:
     return next((getattr(file, name) for file in _FILES if hasattr(file, name)), None)
 
 
-_API = (params, passages, tools, chat, answers, generation, scoring, tracing, server, datastores, sessions, operations)
+_API = (
+    params,
+    constraint,
+    passages,
+    tools,
+    chat,
+    answers,
+    generation,
+    scoring,
+    tracing,
+    server,
+    datastores,
+    documents,
+    sessions,
+    operations,
+)
 _MESSAGE_OF: dict[type, type[Message]] = {
     record_type: message_type
     for module in _API

@@ -51,6 +51,7 @@ from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.appends import append_quota, join_append
 from memlm.server.frontend.auth import Authenticator, Principal
+from memlm.server.frontend.kept_responses import KeptResponses
 from memlm.server.frontend.message_reader import MessageReader
 from memlm.server.frontend.rights import Rights
 from memlm.server.frontend.streams import GenerationStreams
@@ -109,6 +110,7 @@ class Service:
         )
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
+        self.kept_responses = KeptResponses()
         self._reader = MessageReader(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
         self._model: ModelInfo | None = None
         self._tokenizer: TokenizerInfo | None = None

@@ -18,6 +18,7 @@ from memlm.api.scoring import TokenScore
 from memlm.api.tools import ToolCall
 from memlm.server.http.openai import AnswerForm
 from memlm.server.http.records import annotations_of, object_of
+from memlm.wire.codec import WireEvent, tokens_from_wire
 
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
 _REASONS = {
@@ -43,10 +44,11 @@ class ChoiceAnswer:
     logprobs: dict[str, list[Any]] | None = None
     memory: dict[str, Any] | None = None
     finish_reason: str | None = None
+    prompt: AnswerPrompt | None = None  # that has passages
+    finished: Finished | None = None
     _offset: int = 0
     _head: bytes = b""
     _around: tuple[bytes, ...] = ()  # of the text, in an event that shows nothing else
-    _prompt: AnswerPrompt | None = None  # that has passages
     _said: list[str] = field(default_factory=list)  # the whole text, behind such a prompt
     _has_echo: bool = False
     _echo_share: float | None = None
@@ -84,9 +86,18 @@ class ChoiceAnswer:
                 top = [(each.text, each.logprob) for each in score.top_logprobs]
                 self._add_logprob(score.text, finite(score.logprob), _by_text(top, score.text, score.logprob))
 
+    def add(self, event: WireEvent) -> None:
+        """Adds an event of the choice's generation."""
+        if isinstance(event, tuple):
+            self.add_tokens(tokens_from_wire(event))
+        elif isinstance(event, Accepted):
+            self.add_accepted(event)
+        else:
+            self.add_finished(event)
+
     def add_accepted(self, accepted: Accepted) -> None:
         if accepted.prompt is not None and accepted.prompt.passages:
-            self._prompt = accepted.prompt
+            self.prompt = accepted.prompt
         if accepted.reply is not None:
             chat = self.request if isinstance(self.request, ChatRequest) else None
             self._reader = ReplyReader(
@@ -124,13 +135,13 @@ class ChoiceAnswer:
 
     def _add_text(self, text: str) -> None:
         self.text += text
-        if self._prompt is not None:
+        if self.prompt is not None:
             self._said.append(text)
 
     def add_finished(self, finished: Finished) -> None:
         if self._reader is not None:
             self._add_text(self._read(self._reader.finish()))
-        reason = _REASONS[finished.reason]
+        self.finished, reason = finished, _REASONS[finished.reason]
         has_called = bool(self.calls or self._num_calls)
         self.finish("tool_calls" if has_called and reason == "stop" else reason, finished.usage.searched_share)
         if self._has_echo and self.logprobs is not None:
@@ -209,9 +220,9 @@ class ChoiceAnswer:
     @property
     def _annotations(self) -> dict[str, Any]:
         """The sources of an answer that has ended: in a stream they come with its last event, as OpenAI's do."""
-        if self._prompt is None or self.finish_reason is None:
+        if self.prompt is None or self.finish_reason is None:
             return {}
-        return {"annotations": annotations_of(self._prompt, "".join(self._said))}
+        return {"annotations": annotations_of(self.prompt, "".join(self._said))}
 
     @property
     def is_empty(self) -> bool:

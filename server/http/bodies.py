@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Any, get_args, get_type_hints
+from dataclasses import fields
+from typing import Any
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
+from memlm.api.constraint import MAX_CHOICES as MAX_CHOICE_TEXTS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
+from memlm.api.documents import MAX_PART_TOKENS, PART_TOKENS
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
     MAX_STOP_STRINGS,
@@ -29,77 +33,20 @@ from memlm.api.tools import (
     TOOL_CHOICES,
 )
 from memlm.api.tracing import RankBy, TraceRequest
-from memlm.base.options import OPTION, Bounds, Option, bounds_of
+from memlm.server.http.fields import field_of as _field
+from memlm.server.http.fields import ignored as _ignored
+from memlm.server.http.fields import limit as _limit
+from memlm.server.http.fields import number as _number
+from memlm.server.http.fields import object_with as _object
+from memlm.server.http.fields import switch as _switch
+from memlm.server.http.fields import text as _text
+from memlm.server.http.fields import texts as _texts
+from memlm.server.http.fields import unsupported as _unsupported
+from memlm.server.http.fields import whole as _whole
 from memlm.server.http.schema import INT32, Schema
 
 MAX_PROMPTS, MAX_CHOICES = 2048, 128
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI has it
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
-
-
-def _whole(description: str, least: int = 0, most: int = INT32) -> Schema:
-    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
-
-
-def _number(description: str, **bounds: float) -> Schema:
-    return {"type": "number", **bounds, "description": description}
-
-
-def _text(description: str) -> Schema:
-    return {"type": "string", "description": description}
-
-
-def _texts(description: str) -> Schema:
-    return {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PASSAGES, "description": description}
-
-
-def _switch(description: str) -> Schema:
-    return {"type": "boolean", "description": description}
-
-
-def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-        **({"description": description} if description else {}),
-    }
-
-
-def _field(record_type: Any, name: str, description: str = "") -> Schema:
-    """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
-    hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
-    kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))
-    field = next(each for each in fields(record_type) if each.name == name)
-    shown = field.metadata.get(OPTION, Option(""))
-    default = shown.default or ("" if field.default in (None, False, MISSING) else field.default)
-    words = [description or shown.help, "Above 0." if limits.above == 0 else ""]
-    words.append(f"Left out: {default}." if default and not description else "")
-    most = INT32 if limits.most is None and kind == "integer" else limits.most
-    return {
-        "type": kind,
-        **({} if limits.least is None else {"minimum": limits.least}),
-        **({} if most is None else {"maximum": most}),
-        "description": " ".join(filter(None, words)),
-    }
-
-
-def _limit(description: str) -> Schema:
-    return {
-        "anyOf": [{"type": "integer", "minimum": 1, "maximum": INT32}, {"type": "integer", "enum": [-1]}],
-        "x-expected": "at least 1, or -1 for no limit",
-        "x-none": [-1],
-        "description": f"{description} -1: the same.",
-    }
-
-
-def _unsupported(neutral: Schema, description: str = "Not supported.", advice: str = "leave it out") -> Schema:
-    return {**neutral, "x-unsupported": advice, "description": description}
-
-
-def _ignored(kind: str) -> Schema:
-    return {"type": kind, "description": "Accepted, and without effect."}
 
 
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
@@ -171,10 +118,23 @@ CHAT_MEMORY: Schema = {
     },
 }
 
-# Fields of SamplingParams that bodies have by the same name. `max_tokens` and `stop` take other forms too.
-SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in ("max_tokens", "stop"))
+# Fields of SamplingParams that bodies have by the same name. Others take other forms too.
+_OTHER_FORMS = ("max_tokens", "stop", "logit_bias")
+SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in _OTHER_FORMS)
 _SAMPLING: dict[str, Schema] = {
     **{name: _field(SamplingParams, name) for name in SAMPLING},
+    "frequency_penalty": _field(
+        SamplingParams, "frequency_penalty", "Taken from a token's log-probability for each time that it was generated."
+    ),
+    "presence_penalty": _field(
+        SamplingParams, "presence_penalty", "Taken from a token's log-probability if it was generated before."
+    ),
+    "logit_bias": {
+        "type": "object",
+        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        "maxProperties": MAX_BIASES,
+        "description": "Numbers to add to the log-probabilities of tokens, by token id.",
+    },
     "top_k": {**_whole("Sample from the k likeliest tokens. 0 or -1: from all.", -1), "x-none": [0, -1]},
     "seed": _field(SamplingParams, "seed", "Equal seeds give equal answers. Choice n has seed + n."),
     "stop": {
@@ -185,6 +145,52 @@ _SAMPLING: dict[str, Schema] = {
         "x-expected": "a string, or strings in a list",
         "description": "The text ends before the first of these.",
     },
+}
+_ANY_SCHEMA: Schema = {"type": "object", "description": "A JSON Schema."}
+_TEXT_SCHEMA: Schema = {
+    "anyOf": [_ANY_SCHEMA, {"type": "string"}],
+    "x-expected": "a JSON Schema, as an object or as text",
+    "description": "A JSON Schema, as an object or as text.",
+}
+_CHOICES: Schema = {
+    "type": "array",
+    "items": {"type": "string"},
+    "minItems": 1,
+    "maxItems": MAX_CHOICE_TEXTS,
+    "description": "The text is one of these.",
+}
+_REGEX, _GRAMMAR = _text("A regular expression that the text matches."), _text("A grammar: Lark's, or GBNF.")
+# The form of the text: OpenAI's parameter, and the newer and the older ones of vLLM.
+FORMS: dict[str, Schema] = {
+    "response_format": _object(
+        {
+            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"], "description": ""},
+            "json_schema": _object(
+                {
+                    "schema": _ANY_SCHEMA,
+                    "name": _ignored("string"),
+                    "description": _ignored("string"),
+                    "strict": _ignored("boolean"),
+                }
+            ),
+        },
+        ("type",),
+        "The form of the text: any, a JSON object, or JSON of a schema.",
+    ),
+    "structured_outputs": _object(
+        {
+            "json": _TEXT_SCHEMA,
+            "json_object": _switch("The text is a JSON object."),
+            "regex": _REGEX,
+            "choice": _CHOICES,
+            "grammar": _GRAMMAR,
+        },
+        description="The form of the text, in the words of vLLM.",
+    ),
+    "guided_json": _TEXT_SCHEMA,
+    "guided_regex": _REGEX,
+    "guided_choice": _CHOICES,
+    "guided_grammar": _GRAMMAR,
 }
 _COMMON: dict[str, Schema] = {
     "model": _text("The id of /v1/models."),
@@ -214,9 +220,7 @@ _COMMON: dict[str, Schema] = {
         ("type", "content"),
         "A text that the answer may resemble, a source of drafts.",
     ),
-    "frequency_penalty": _unsupported({"type": "number", "enum": [0]}),
-    "presence_penalty": _unsupported({"type": "number", "enum": [0]}),
-    "logit_bias": _unsupported({"type": "object", "maxProperties": 0}),
+    **FORMS,
 }
 
 COMPLETION = _object(
@@ -323,9 +327,6 @@ CHAT = _object(
         "parallel_tool_calls": _switch("Whether an answer may hold several calls. Left out: true."),
         "functions": _unsupported({"type": "array", "maxItems": 0}, advice="give tools"),
         "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}, advice="give tool_choice"),
-        "response_format": _unsupported(
-            _object({"type": _unsupported({"type": "string", "enum": ["text"]})}, ("type",)), "Only text."
-        ),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
         "reasoning_effort": {
@@ -460,6 +461,7 @@ ANSWER = _object(
         "mixture": _switch("Mix the answers to prompts of one passage each, without a datastore."),
         "max_tokens": _limit("Maximum number of tokens. Left out: the room in the context."),
         **_SAMPLING,
+        **FORMS,
         "stream": _switch("Send events as they come."),
         "memory": MEMORY,
         "drafts": _COMMON["drafts"],
@@ -536,6 +538,10 @@ DELETE = _object(
 PAGE_QUERY: dict[str, Schema] = {
     "page_size": _whole(f"At most this many; above {MAX_PAGE} means {MAX_PAGE}.", 0, MAX_PAGE_SIZE),
     "page_token": _text("next_page_token of the page before."),
+}
+READ_QUERY: dict[str, Schema] = {
+    "token_offset": _whole("Tokens from the start of the document, with which the part begins."),
+    "num_tokens": _whole(f"Tokens of the part; left out: {PART_TOKENS:,}.", 1, MAX_PART_TOKENS),
 }
 GET_OPERATION_QUERY: dict[str, Schema] = {
     "wait_s": _number("Answer when the operation has ended, or after this many seconds.", minimum=0, maximum=3600)

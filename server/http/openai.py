@@ -9,12 +9,15 @@ from secrets import token_hex
 from typing import Any
 
 from memlm.api.chat import ChatRequest
-from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams
+from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, TokenBias
 from memlm.api.prompts import check_text
 from memlm.api.scoring import ScoreRequest
 from memlm.errors import InvalidInput, NotFound
 from memlm.server.http.bodies import DEFAULT_MAX_TOKENS, MAX_PROMPTS, SAMPLING
 from memlm.server.http.chat_bodies import chat_fields, content_of
+from memlm.server.http.forms import constraint_of
+
+MAX_DIGITS = 9  # of a token id
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
     sampling = SamplingParams(
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logit_bias=_biases(body.get("logit_bias", {})),
         **{name: body[name] for name in SAMPLING if name in body},
     )
     memory = dict(body.get("memory", {}))
@@ -152,12 +156,22 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
     return {
         "sampling": sampling,
         "retrieval": _retrieval(memory),
+        "constraint": constraint_of(body),
         "neighbors": neighbors,
         "top_logprobs": form.num_logprobs or 0,
         "drafts": body.get("drafts"),
         "draft": _draft(body.get("prediction")),
         "adapter": form.adapter,
     }
+
+
+def _biases(given: Mapping[str, float]) -> tuple[TokenBias, ...]:
+    """Biases by token id. Raises InvalidInput for a name that is no token id."""
+    if wrong := next((name for name in given if not name.isdecimal() or len(name) > MAX_DIGITS), None):
+        raise InvalidInput(
+            f'logit_bias has the name {wrong[:50]!r}; expected ids of tokens, as "50256"', field="logit_bias"
+        )
+    return tuple(TokenBias(int(name), bias) for name, bias in given.items())
 
 
 def _draft(prediction: Mapping[str, Any] | None) -> str:

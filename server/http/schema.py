@@ -62,6 +62,8 @@ def normalized(value: Any, schema: Schema) -> Any:
     if isinstance(value, float):
         kinds = [each.get("type") for each in schema.get("anyOf", [schema])]
         return int(value) if value.is_integer() and "integer" in kinds else value
+    if isinstance(value, list):
+        schema = next((each for each in schema.get("anyOf", [schema]) if "properties" in each.get("items", ())), schema)
     if isinstance(value, list) and "items" in schema:
         return [normalized(item, schema["items"]) for item in value] if "properties" in schema["items"] else value
     if not isinstance(value, dict) or "properties" not in schema:
