@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -125,14 +125,22 @@ class Generation:
                 checkpoint, request, prompt, retriever, past,
                 request_id=request_id, lease=lease, own_decoder=own_decoder,
             )  # fmt: skip
-            if request.constraint.name:
-                make = partial(checkpoint.forms.matcher, request.constraint, generation.end_ids)
+            if (make := generation._matcher_maker(checkpoint)) is not None:
                 generation.matcher = yield Offload(make, is_long=True)
             return generation
         except BaseException:
             if lease is not None:
                 lease.end(None)
             raise
+
+    def _matcher_maker(self, checkpoint: Checkpoint) -> Callable[[], Matcher] | None:
+        """Compiles the form that the text must have, None for a free text."""
+        request, forms = self._request, checkpoint.forms
+        if request.constraint.name:
+            return partial(forms.matcher, request.constraint, self.end_ids)
+        if self._reply is not None and isinstance(request, ChatRequest) and request.must_call:
+            return partial(self._reply.matcher, forms, self.end_ids)
+        return None
 
     def _new_drafts(self, expected_ids: Sequence[int]) -> Drafts:
         """By default, drafts come only where they change not even the last bits of a probability. Rows with an adapter

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memlm.api.chat import ChatRequest, Message
+from memlm.api.constraint import Constraint
 from memlm.api.generation import Token
 from memlm.api.params import StreamRequest
 from memlm.api.replies.families import markers_of, tags_of
+from memlm.api.replies.grammar import forced_calls_grammar
 from memlm.api.replies.reading import ReplyReader
 from memlm.api.tools import ReplyFormat
 from memlm.data.chat import ChatTemplate
+from memlm.data.constrained import Matcher, TextForms
 from memlm.data.tokenizer import Tokenizer
+from memlm.errors import InvalidInput
 from memlm.model.files.checkpoint import Checkpoint
 
 TAG_TOKENS = 16  # at the end of a prompt, which may spell the tag before a thought
@@ -21,12 +25,13 @@ class Reply:
     """`shown` are the bytes of control tokens that are part of the answer's syntax, and else would be no text."""
 
     def __init__(self, reply: ReplyFormat, request: ChatRequest, tokenizer: Tokenizer, request_id: str) -> None:
-        self.format = reply
+        self.format, self._request = reply, request
         self._reader = ReplyReader(
             reply, request.offered_tools, request_id=request_id, parallel=request.parallel_tool_calls
         )
-        ids = {marker: tokenizer.special_tokens.get(marker) for marker in markers_of(reply)}
-        self.shown = {token_id: marker.encode() for marker, token_id in ids.items() if token_id is not None}
+        known = tokenizer.special_tokens
+        self._special = {marker: known[marker] for marker in markers_of(reply) if marker in known}
+        self.shown = {token_id: marker.encode() for marker, token_id in self._special.items()}
 
     @classmethod
     def of(
@@ -40,6 +45,27 @@ class Reply:
             has_tools=bool(request.offered_tools), in_thought=_ends_in_tag(template, tokenizer, prompt_ids)
         )
         return None if found is None else cls(found, request, tokenizer, request_id)
+
+    def matcher(self, forms: TextForms, end_ids: tuple[int, ...]) -> Matcher:
+        """Leads the answer of a request that must call a tool. Raises InvalidInput for parameters of a tool that cannot
+        be followed.
+        """
+        request = self._request
+        try:
+            grammar = forced_calls_grammar(
+                self.format,
+                request.tools,
+                request.tool_choice,
+                parallel=request.parallel_tool_calls,
+                special=self._special,
+            )
+            return forms.matcher(Constraint(grammar=grammar), end_ids)
+        except (InvalidInput, RecursionError) as error:
+            raise InvalidInput(
+                f"tool_choice {request.tool_choice!r} cannot be followed, as of the parameters of a tool ({error});"
+                " give simpler ones, or tool_choice 'auto'",
+                field="tools",
+            ) from None
 
     def add(self, tokens: Iterable[Token]) -> None:
         """Reads more of the answer."""

@@ -83,6 +83,37 @@ def test_a_call_is_read_from_the_answer_of_each_family(speaker, marker, pieces, 
         assert text.startswith('TOOLS [{"type": "function", "function": {"name": "time",')
 
 
+@pytest.mark.parametrize(
+    ("marker", "special"),
+    [
+        ("<tool_call></tool_call>arguments", ()),
+        ("<tool_call></tool_call>arguments", ("<tool_call>", "</tool_call>")),
+        ("<function=<parameter=", ("<tool_call>",)),
+        ("<|python_tag|>", ("<|python_tag|>",)),
+        ("[TOOL_CALLS]", ("[TOOL_CALLS]",)),
+        ("[TOOL_CALLS]", ("[TOOL_CALLS]", "[ARGS]")),
+        ("<start_of_turn>", ()),
+        ("<|channel|>", ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>")),
+        ("", ()),
+    ],
+)
+def test_a_model_that_knows_nothing_of_tools_calls_the_one_that_it_must(speaker, marker, special):
+    numbers = {
+        "type": "object",
+        "properties": {"n": {"enum": [4, 5]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tools = [Tool("time"), Tool("add", "", numbers)]
+    with speaker(NATIVE.replace("%s", marker), "Hi", special=special) as lm:
+        answer = ask(lm, tools=tools, tool_choice="add", max_tokens=120)
+        assert answer.finished.reason is FinishReason.END
+        assert called(answer) in ([("add", {"n": 4})], [("add", {"n": 5})])
+        assert answer.message.content == ""
+        answer = ask(lm, tools=tools[1:], tool_choice="required", parallel_tool_calls=False, max_tokens=120)
+        assert [name for name, _ in called(answer)] == ["add"]
+
+
 def test_without_tools_nothing_is_read_as_a_call(speaker):
     text = '<tool_call>{"name": "time"}</tool_call>'
     with speaker(NATIVE.replace("%s", "<tool_call></tool_call>arguments"), text) as lm:
@@ -182,7 +213,8 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
         ({"tools": [{"name": "a", "parameters": {"a": {1}}}]}, "cannot be written as JSON", "tools.parameters"),
         ({"tool_choice": "b"}, "is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "there are no tools", "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice 'required' is not supported", "tool_choice"),
+        ({"tool_choice": "required", "regex": "a"}, "must have the form of regex; leave out one", "tool_choice"),
+        ({"tools": [{"name": "a", "parameters": {"minProperties": "x"}}], "tool_choice": "a"}, "as of the param", "tools"),
         ({"reasoning_effort": "much"}, "expected one of none, minimal, low", "reasoning_effort"),
         ({"template_options": {"messages": "a"}}, "which it may not set", "template_options"),
         ({"template_options": {"a": []}}, "a of template_options is no boolean", "template_options"),

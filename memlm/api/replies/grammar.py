@@ -10,6 +10,8 @@ from typing import Any
 from memlm.api.replies.families import CODER, GEMMA, HARMONY, LLAMA, MISTRAL, tags_of
 from memlm.api.tools import ReplyFormat, Tool
 
+# As models were shown calls. Some would write spaces to the end where these are free.
+ONE_LINE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 ANY_TEXT = "/(?s:.*)/"
 _PARAMETER = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -22,13 +24,14 @@ def forced_calls_grammar(
     parallel: bool = True,
     special: Mapping[str, int] | None = None,
 ) -> str:
-    """A grammar whose texts call at least one tool, which `reply` reads: one of all for the choice required, else the
-    chosen one. Several calls are allowed if they may be `parallel`. `special` are the ids of control tokens by their
-    texts, which a grammar names by their ids. A thought may come first. Raises StopIteration for a choice that is no
-    tool, which `ChatRequest` refuses.
+    """A grammar whose texts call a tool, as `reply` reads it: the chosen one once, or for the choice required one of
+    all, and several if they may be `parallel`. `special` are the ids of control tokens by their texts, which a grammar
+    names by their ids. A thought may come first. Raises StopIteration for a choice that is no tool, which `ChatRequest`
+    refuses.
     """
-    chosen = list(tools) if tool_choice == "required" else [next(tool for tool in tools if tool.name == tool_choice)]
-    return "\n".join(_Grammar(reply, special or {}).lines(chosen, parallel=parallel)) + "\n"
+    is_open = tool_choice == "required"
+    chosen = list(tools) if is_open else [next(tool for tool in tools if tool.name == tool_choice)]
+    return "\n".join(_Grammar(reply, special or {}).lines(chosen, parallel=parallel and is_open)) + "\n"
 
 
 class _Grammar:
@@ -58,7 +61,7 @@ class _Grammar:
         return f"{call} ({joined}{call})*"
 
     def _call(self, name: str, tool: Tool) -> list[str]:
-        schema = json.dumps({**tool.parameters, "type": "object"})
+        schema = json.dumps({**tool.parameters, "type": "object", **ONE_LINE})
         arguments, shown = f"arguments_{name}", json.dumps(tool.name)
         family = self._reply.calls
         if family == CODER:
@@ -124,7 +127,7 @@ class _Grammar:
 def _parameter(name: str, key: str, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
     head, end = _text(f"<parameter={key}>\n"), _text("\n</parameter>\n")
     if schema.get("type") != "string":
-        value = f"{name}_value: %json {json.dumps({**schema, **shared})}"
+        value = f"{name}_value: %json {json.dumps({**schema, **shared, **ONE_LINE})}"
         return [f"{name}: {head} {name}_value {end}", value]
     if choices := [each for each in schema.get("enum", ()) if isinstance(each, str)]:
         value = " | ".join(map(_text, choices))

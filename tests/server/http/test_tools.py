@@ -136,6 +136,19 @@ def test_a_call_comes_as_its_name_and_then_its_arguments(gpt: openai.OpenAI) -> 
     assert all(len(chunk.delta.tool_calls or ()) <= 1 for chunk in chunks)
 
 
+def test_a_call_is_forced(gpt: openai.OpenAI) -> None:
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "now", "parameters": none}}]
+    choice: Any = {"type": "function", "function": {"name": "now"}}
+    message = ask(gpt, "LONG", tools=tools, tool_choice=choice).choices[0].message
+    assert (message.content, named(message.tool_calls)) == (None, [("now", {})])
+    message = ask(gpt, "LONG", tools=tools[2:], tool_choice="required", parallel_tool_calls=False).choices[0].message
+    assert (message.content, named(message.tool_calls)) == (None, [("now", {})])
+    chunks = [chunk.choices[0] for chunk in ask(gpt, "LONG", tools=tools, tool_choice=choice, stream=True)]
+    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == ["now", None]
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
 def test_a_thought_comes_apart_from_the_content(gpt: openai.OpenAI) -> None:
     message = ask(gpt, "THINKS", tools=openai.omit, reasoning_effort="low").choices[0].message
     assert (message.content, message.reasoning_content) == ("It is warm.", "hm so")
@@ -175,8 +188,7 @@ def test_our_client_has_the_same_calls(speaking: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
-        ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice", "not supported"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave out one"),
         ({"tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "the name of a tool"),
         ({"tool_choice": "any"}, "tool_choice", "auto, none, required, or a function by name"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "give tools"),
