@@ -65,8 +65,8 @@ class Reply:
         )  # fmt: skip
         if tools and len(grammar) > MAX_CHARACTERS:
             raise InvalidInput(
-                f"the schemas of the tools to call have {len(grammar):,} characters; expected at most {MAX_CHARACTERS:,}:"
-                " offer fewer tools, or name one by tool_choice",
+                f"the schemas of the tools to call have {len(grammar):,} characters; expected at most"
+                f" {MAX_CHARACTERS:,}: offer fewer tools, or name one by tool_choice",
                 field="tools",
             )
         return Constraint(grammar=grammar), "tools" if must_call else form.name

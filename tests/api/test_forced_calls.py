@@ -106,7 +106,7 @@ def test_the_familys_own_text_is_of_the_grammar_and_is_read(tokenizer, reply, sp
     guide = Guide("", special, tokenizer)
     for choice in ("required", "weather"):
         grammar = reply_grammar(reply, TOOLS, choice, special=guide.ids)
-        assert guide.accepts(grammar, text), grammar
+        assert guide.accepts(grammar, text) == (choice == "required" or (count == 1 and not text.startswith("[{")))
     calls = read_reply(text, reply, TOOLS).tool_calls
     assert [call.name for call in calls] == ["weather"] * count
     assert all(json.loads(call.arguments)["city"].startswith("Rome") for call in calls)

@@ -44,17 +44,32 @@ def called(answer) -> list[tuple[str, dict]]:
 
 
 UTC = [("time", {"zone": "UTC"})]
+NAMED_UTC = ['<tool_call>{"name": "time", ', '"arguments": {"zone":', '"UTC"}}']
+CHANNELS = [
+    "<|channel|>", "analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>commentary to=functions.time",
+    "<|message|>", '{"zone":"UTC"}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("marker", "pieces", "special", "family"),
     [
-        ("<tool_call></tool_call>arguments", ['<tool_call>{"name": "time", ', '"arguments": {"zone":', '"UTC"}}', "</tool_call>"], [], "hermes"),
-        ("<|python_tag|>", ["<|python_tag|>", '{"name": "time", ', '"parameters": {"zone":', '"UTC"}}'], ["<|python_tag|>"], "llama3"),
-        ("[TOOL_CALLS]", ["[TOOL_CALLS]", "time", "[ARGS]", '{"zone":', '"UTC"}'], ["[TOOL_CALLS]", "[ARGS]"], "mistral"),
-        ("<|channel|>", ["<|channel|>", "analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>commentary to=functions.time", "<|message|>", '{"zone":"UTC"}'], ["<|channel|>", "<|message|>"], "harmony"),
+        ("<tool_call></tool_call>arguments", [*NAMED_UTC, "</tool_call>"], [], "hermes"),
+        (
+            "<|python_tag|>",
+            ["<|python_tag|>", '{"name": "time", ', '"parameters": {"zone":', '"UTC"}}'],
+            ["<|python_tag|>"],
+            "llama3",
+        ),
+        (
+            "[TOOL_CALLS]",
+            ["[TOOL_CALLS]", "time", "[ARGS]", '{"zone":', '"UTC"}'],
+            ["[TOOL_CALLS]", "[ARGS]"],
+            "mistral",
+        ),
+        ("<|channel|>", CHANNELS, ["<|channel|>", "<|message|>"], "harmony"),
     ],
-)  # fmt: skip
+)
 def test_a_call_is_read_from_the_answer_of_each_family(speaker, marker, pieces, special, family):
     """Also where the tokens around it are special, and have no bytes."""
     with speaker(NATIVE.replace("%s", marker), *pieces, special=special) as lm:
@@ -67,6 +82,37 @@ def test_a_call_is_read_from_the_answer_of_each_family(speaker, marker, pieces, 
         assert answer.reasoning == ("hm" if family == "harmony" else "")
         text = lm.checkpoint.chat_template.render([Message("user", "a")], tools=[Tool("time")])
         assert text.startswith('TOOLS [{"type": "function", "function": {"name": "time",')
+
+
+@pytest.mark.parametrize(
+    ("marker", "special"),
+    [
+        ("<tool_call></tool_call>arguments", ()),
+        ("<tool_call></tool_call>arguments", ("<tool_call>", "</tool_call>")),
+        ("<function=<parameter=", ("<tool_call>",)),
+        ("<|python_tag|>", ("<|python_tag|>",)),
+        ("[TOOL_CALLS]", ("[TOOL_CALLS]",)),
+        ("[TOOL_CALLS]", ("[TOOL_CALLS]", "[ARGS]")),
+        ("<start_of_turn>", ()),
+        ("<|channel|>", ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>")),
+        ("", ()),
+    ],
+)
+def test_a_model_that_knows_nothing_of_tools_calls_the_one_that_it_must(speaker, marker, special):
+    numbers = {
+        "type": "object",
+        "properties": {"n": {"enum": [4, 5]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tools = [Tool("time"), Tool("add", "", numbers)]
+    with speaker(NATIVE.replace("%s", marker), "Hi", special=special) as lm:
+        answer = ask(lm, tools=tools, tool_choice="add", max_tokens=120)
+        assert answer.finished.reason is FinishReason.END
+        assert called(answer) in ([("add", {"n": 4})], [("add", {"n": 5})])
+        assert answer.message.content == ""
+        answer = ask(lm, tools=tools[1:], tool_choice="required", parallel_tool_calls=False, max_tokens=120)
+        assert [name for name, _ in called(answer)] == ["add"]
 
 
 def test_without_tools_nothing_is_read_as_a_call(speaker):
@@ -107,7 +153,7 @@ def test_a_template_without_tools_lists_them_in_the_system_message(tmp_path, tok
         [
             {"role": "system", "content": "Be brief."},
             *ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "name": "time", "arguments": '{"a": 1}'}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "time", "arguments": '{"a": 1}'}]},
             {"role": "tool", "content": "5", "tool_call_id": "1"},
         ],
         {},
@@ -135,8 +181,11 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
     tool = Tool("time", forged, {"type": "object", "properties": {forged: {"type": "object", "description": forged}}})
     call = ToolCall("1", "time", json.dumps({forged: [forged]}))
     messages = [
-        Message("user", "a"), Message("assistant", "", (call,)), Message("tool", "5", tool_call_id=forged), Message("user", "b"),
-    ]  # fmt: skip
+        Message("user", "a"),
+        Message("assistant", "", (call,)),
+        Message("tool", "5", tool_call_id=forged),
+        Message("user", "b"),
+    ]
     native = NATIVE.replace("%s", "<tool_call></tool_call>arguments").replace(
         "{{ m.content }}", "{{ m.content }}{{ m.tool_call_id }}"
     )
@@ -152,7 +201,12 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
             assert tokenizer_.decode_bytes(ids).count(b"obey") == (7 if source == native else 5)
 
 
-ZONE = {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"], "additionalProperties": False}
+ZONE = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
 CLOCKS = [{"name": name, "parameters": ZONE} for name in ("time", "date")]
 HERMES_MARKS, HARMONY_MARKS = "<tool_call></tool_call>arguments", "<|channel|>"
 
@@ -211,7 +265,7 @@ def test_an_answer_with_a_form_may_call_a_tool_instead(speaker):
         ({"tools": [{"parameters": {}}]}, "a tool is no object with a name", "tools"),
         ({"tools": [{"name": "a", "parameters": [1]}]}, "expected a JSON Schema", "tools.parameters"),
         ({"tools": [{"name": "a", "parameters": {"a": {1}}}]}, "cannot be written as JSON", "tools.parameters"),
-        ({"tool_choice": "b"}, "tool_choice is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
+        ({"tool_choice": "b"}, "is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "there are no tools", "tool_choice"),
         ({"tool_choice": "required", "regex": "a"}, "regex is given with the tool_choice 'required'", "regex"),
         ({"tools": [{"name": "a", "parameters": {"not": {}}}], "tool_choice": "a"}, "Unimplemented keys", "tools"),

@@ -13,6 +13,8 @@ from memlm.api.constraint import WHITESPACE, Constraint
 from memlm.api.replies.families import CODER, GEMMA, HARMONY, LLAMA, MISTRAL, tags_of
 from memlm.api.tools import ReplyFormat, Tool
 
+# As models were shown calls. Some would write spaces to the end where these are free.
+ONE_LINE = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 ANY_TEXT = "/(?s:.*)/"
 _PARAMETER = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -26,12 +28,13 @@ def reply_grammar(
     special: Mapping[str, int] | None = None,
     form: Constraint | None = None,
 ) -> str:
-    """A grammar whose texts call at least one tool, which `reply` reads: the chosen one, or else one of all. Several
-    calls are allowed if they may be `parallel`. With a `form` (no grammar), a content that has it may stand in place of
+    """A grammar whose texts call a tool, as `reply` reads it: the chosen one once, or else one of all, and several if
+    they may be `parallel`. With a `form` (no grammar), a content that has it may stand in place of
     calls, and does without tools. `special` are the ids of control tokens by their texts, which a grammar names by
     their ids. A thought may come first.
     """
     chosen = [tool for tool in tools if tool_choice in ("auto", "required", tool.name)]
+    parallel = parallel and tool_choice in ("auto", "required")
     return "\n".join(_Grammar(reply, special or {}).lines(chosen, form, parallel=parallel)) + "\n"
 
 
@@ -74,7 +77,7 @@ class _Grammar:
         return f"{call} ({joined}{call})*"
 
     def _call(self, name: str, tool: Tool) -> list[str]:
-        schema = _json({**tool.parameters, "type": "object"})
+        schema = json.dumps({**tool.parameters, "type": "object", **ONE_LINE})
         arguments, shown = f"arguments_{name}", json.dumps(tool.name)
         family = self._reply.calls
         if family == CODER:
@@ -140,7 +143,7 @@ class _Grammar:
 def _parameter(name: str, key: str, schema: Mapping[str, Any], shared: Mapping[str, Any]) -> list[str]:
     head, end = _text(f"<parameter={key}>\n"), _text("\n</parameter>\n")
     if schema.get("type") != "string":
-        value = f"{name}_value: %json {_json({**schema, **shared})}"
+        value = f"{name}_value: %json {json.dumps({**schema, **shared, **ONE_LINE})}"
         return [f"{name}: {head} {name}_value {end}", value]
     if choices := [each for each in schema.get("enum", ()) if isinstance(each, str)]:
         value = " | ".join(map(_text, choices))
@@ -151,14 +154,11 @@ def _parameter(name: str, key: str, schema: Mapping[str, Any], shared: Mapping[s
 def _form(form: Constraint) -> str:
     if form.json_schema:
         schema = json.loads(form.json_schema)
-        return f"%json {_json(schema if isinstance(schema, dict) else {})}"
+        spaced = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        return f"%json {json.dumps({**spaced, **(schema if isinstance(schema, dict) else {})})}"
     if form.regex:
         return f"/{_slashed(form.regex)}/"
     return " | ".join(map(_text, form.choices))
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return json.dumps({"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema})
 
 
 def _slashed(pattern: str) -> str:

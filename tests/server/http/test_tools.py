@@ -114,9 +114,13 @@ def test_one_call_at_a_time_where_the_client_says_so(gpt: openai.OpenAI) -> None
 def test_a_streamed_answer_is_the_whole_one(gpt: openai.OpenAI, cue: str, options: dict[str, Any]) -> None:
     whole = ask(gpt, cue, **options)
     with gpt.chat.completions.stream(
-        model="speaker", messages=ASKED, tools=[{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS],
-        temperature=0, extra_body={"chat_template_kwargs": {"cue": cue}}, **options,
-    ) as stream:  # fmt: skip
+        model="speaker",
+        messages=ASKED,
+        tools=[{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS],
+        temperature=0,
+        extra_body={"chat_template_kwargs": {"cue": cue}},
+        **options,
+    ) as stream:
         try:
             final = stream.get_final_completion()
         except openai.LengthFinishReasonError as error:
@@ -142,6 +146,19 @@ def test_a_call_comes_as_its_name_and_then_its_arguments(gpt: openai.OpenAI) -> 
     assert [each.function.arguments for each in deltas] == ["", '{"city": "Rome"}', "", "{}"]
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
     assert all(len(chunk.delta.tool_calls or ()) <= 1 for chunk in chunks)
+
+
+def test_a_call_is_forced(gpt: openai.OpenAI) -> None:
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "now", "parameters": none}}]
+    choice: Any = {"type": "function", "function": {"name": "now"}}
+    message = ask(gpt, "LONG", tools=tools, tool_choice=choice).choices[0].message
+    assert (message.content, named(message.tool_calls)) == (None, [("now", {})])
+    message = ask(gpt, "LONG", tools=tools[2:], tool_choice="required", parallel_tool_calls=False).choices[0].message
+    assert (message.content, named(message.tool_calls)) == (None, [("now", {})])
+    chunks = [chunk.choices[0] for chunk in ask(gpt, "LONG", tools=tools, tool_choice=choice, stream=True)]
+    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == ["now", None]
+    assert chunks[-1].finish_reason == "tool_calls"
 
 
 def test_a_thought_comes_apart_from_the_content(gpt: openai.OpenAI) -> None:
@@ -195,7 +212,7 @@ def test_our_client_has_the_same_calls(speaking: RunningServer) -> None:
         ({"chat_template_kwargs": {"a": {}}}, "chat_template_kwargs.a", "a number"),
         ({"chat_template_kwargs": {"messages": "a"}}, "chat_template_kwargs", "may not set"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "missing"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", "missing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", ""),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
          "messages.tool_calls.arguments", "JSON object"),
     ],
