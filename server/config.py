@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from memlm.server.sites import NO_ORIGIN, check_site
 from memlm.server.telemetry.logs import FORMATS
 
 MIN_SESSION_BYTES = 1 << 20
+MIN_SECRET_CHARS = 16  # of a token
 # Panels of the command-line options.
 MODEL, NETWORK, PROCESSES, LIMITS = "Model", "Network", "Processes", "Limits"
 SESSIONS, DATASTORES, SECURITY, OBSERVE = "Sessions", "Datastores", "Security", "Logs and metrics"
@@ -77,7 +79,8 @@ class ServerConfig:
     `connection_idle_s`. A caller has at most `max_caller_calls` open.
 
     With `tls_cert` and `tls_key` the server uses TLS, and with `tls_client_ca` it accepts only clients with a
-    certificate of that authority. The tokens of an `auth_file` restrict callers.
+    certificate of that authority. The tokens of an `auth_file` restrict callers. With an `api_key` all have that
+    one token, and every right.
 
     Datastores that clients build are kept in `store_dir`. `index_workers` processes of `index_threads` threads (0: all
     cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. After a job, a process
@@ -86,8 +89,8 @@ class ServerConfig:
     wait. Texts come from folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and
     `max_upload_documents`.
 
-    At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`. The OpenTelemetry
-    collector at `otlp` gets spans. After SIGTERM running requests may take `drain_s`.
+    At `log_level` info, or with `access_log`, each call is logged in a line, with its prompt only if `log_prompts`. The
+    OpenTelemetry collector at `otlp` gets spans. After SIGTERM running requests may take `drain_s`.
     """
 
     model: Path = field(
@@ -332,6 +335,14 @@ class ServerConfig:
         default=None,
         metadata=option("Bearer tokens (TOML): their calls, datastores and rates.", metavar="FILE", panel=SECURITY),
     )
+    api_key: str | None = field(
+        default=None,
+        repr=False,
+        metadata=option(
+            "One secret of all callers, in place of --auth-file. MEMLM_API_KEY keeps it out of the shell's history.",
+            metavar="SECRET", panel=SECURITY,
+        ),
+    )  # fmt: skip
     drain_s: float = field(
         default=30.0,
         metadata=option("Let running requests finish after SIGTERM.", metavar="SECONDS", panel=PROCESSES),
@@ -342,6 +353,9 @@ class ServerConfig:
     )
     log_format: str = field(
         default="text", metadata=option("Lines for people or for machines.", metavar="text|json", panel=OBSERVE)
+    )
+    access_log: bool = field(
+        default=False, metadata=option("Log each call in a line, at any --log-level.", "--access-log", panel=OBSERVE)
     )
     log_prompts: bool = field(default=False, metadata=setting("Log prompts too."))
     otlp: str | None = field(
@@ -369,7 +383,13 @@ class ServerConfig:
                 " waits for a job",
                 field="index_ahead",
             )
-        if NO_ORIGIN in self.allowed_hosts and self.auth_file is None:
+        self._check_api_key()
+        if self.api_key is not None and self.auth_file is not None:
+            raise InvalidInput(
+                "api_key and auth_file are both given; give one secret (api_key), or tokens in a file (auth_file)",
+                field="api_key",
+            )
+        if NO_ORIGIN in self.allowed_hosts and not self.wants_token:
             raise InvalidInput(
                 f"allowed_hosts has {NO_ORIGIN}, which any page can make its origin; give tokens too (auth_file), or"
                 " serve your page at an address and give that",
@@ -437,6 +457,21 @@ class ServerConfig:
             raise InvalidInput("TLS takes tls_cert and tls_key; tls_client_ca goes with both", field="tls_cert")
         if self.otlp is not None and not self.otlp.startswith(("http://", "https://")):
             raise InvalidInput(f"otlp is {self.otlp!r}; expected http://HOST:PORT or https://HOST:PORT", field="otlp")
+
+    def _check_api_key(self) -> None:
+        """Raises InvalidInput, without the secret, for one that is short or that no header can hold."""
+        key = self.api_key
+        if key is not None and (len(key) < MIN_SECRET_CHARS or re.fullmatch("[!-~]+", key) is None):
+            raise InvalidInput(
+                f"api_key has {len(key)} characters; expected {MIN_SECRET_CHARS} or more, of ASCII without spaces, as"
+                " `openssl rand -hex 16` makes them",
+                field="api_key",
+            )
+
+    @property
+    def wants_token(self) -> bool:
+        """Whether callers have to give a secret."""
+        return self.auth_file is not None or self.api_key is not None
 
     @property
     def cache_bytes(self) -> int:

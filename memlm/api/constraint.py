@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -76,15 +76,15 @@ class Constraint:
     @classmethod
     def of(cls, **options: Any) -> Constraint:
         """Makes one of keyword arguments. `json_schema` may also be an object, or a class of pydantic's."""
-        schema = options.get("json_schema")
-        if hasattr(schema, "model_json_schema"):
+        given = {name: value for name, value in options.items() if value is not None}
+        schema = given.get("json_schema")
+        if schema is not None and hasattr(schema, "model_json_schema"):
             schema = schema.model_json_schema()
         if isinstance(schema, Mapping | bool):
-            options["json_schema"] = json.dumps(schema, ensure_ascii=False)
-        if "choices" in options:
-            choices: Sequence[str] = () if options["choices"] is None else options["choices"]
-            options["choices"] = items_of("choices", choices, expected="texts")
-        return cls(**{name: "" if value is None else value for name, value in options.items()})
+            given["json_schema"] = json.dumps(schema, ensure_ascii=False)
+        if "choices" in given:
+            given["choices"] = items_of("choices", given["choices"], expected="texts")
+        return cls(**given)
 
 
 def _check_size(name: str, text: str) -> None:

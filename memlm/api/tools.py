@@ -96,7 +96,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
 
 
 def check_tool_name(name: object, *, field: str) -> None:
-    """Raises InvalidInput for what is no name of a function."""
+    """Raises InvalidInput for anything but a name of a function."""
     check_text("name", name, field=field)
     if not TOOL_NAME.fullmatch(str(name)):
         raise InvalidInput(
@@ -106,7 +106,7 @@ def check_tool_name(name: object, *, field: str) -> None:
 
 
 def check_call_id(call_id: object, *, field: str) -> None:
-    """Raises InvalidInput for what is no id of a call."""
+    """Raises InvalidInput for anything but an id of a call."""
     check_text("the id of a call", call_id, field=field)
     if len(str(call_id)) > MAX_ID_CHARACTERS:
         raise InvalidInput(
@@ -134,7 +134,7 @@ def check_tools(tools: Sequence[Tool], choice: str) -> None:
 
 
 def check_template_options(options: Mapping[str, Any], *, name: str = "template_options") -> None:
-    """Raises InvalidInput for what is no short list of scalar values by name, and for names that the server sets."""
+    """Raises InvalidInput for anything but a short list of scalar values by name, and for names that the server sets."""
     if not isinstance(options, Mapping):
         raise InvalidInput(f"{name} is of the type {type(options).__name__}; expected values by name", field=name)
     if len(options) > MAX_TEMPLATE_OPTIONS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,12 @@ from memlm.base.printable import one_line
 from memlm.base.texts import read_text
 from memlm.cli.terminal.console import emit_json, err
 from memlm.cli.terminal.fields import with_fields
-from memlm.server.config import ServerConfig, is_on_ray
+from memlm.server.config import MIN_SECRET_CHARS, ServerConfig, is_on_ray
 from memlm.server.registry import built_in
 from memlm.server.telemetry.logs import json_line
+
+API_KEY = "MEMLM_API_KEY"
+HIDDEN = "*" * MIN_SECRET_CHARS
 
 
 def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
@@ -55,10 +60,12 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model and its datastores over gRPC, and HTTP on request, until SIGTERM or Ctrl-C."""
+    config = _with_key_of_the_environment(config)
     if print_config:
         emit_json(_without_passwords(config))
         return
 
+    _hide_api_key(config.api_key)
     config = found_on_ray(config)
     from memlm.server.ownership import keep_private
     from memlm.server.processes import process_context
@@ -96,7 +103,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
     target = f"{host}:{address.rpartition(':')[2]}"
     paths = {path.name: path for path in config.stores} | (built_in(config.store_dir) if config.store_dir else {})
     stores = ", ".join(f"{name} ({path})" for name, path in paths.items()) or "none: the model alone"
-    security = ["TLS" if config.tls_cert else "no TLS", "tokens" if config.auth_file else "no tokens"]
+    security = ["TLS" if config.tls_cert else "no TLS", "tokens" if config.wants_token else "no tokens"]
     lines = [
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
@@ -106,8 +113,8 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         f" {format_bytes(config.max_session_bytes)} of sessions",
         f"  security    {', '.join(security)}",
     ]
-    if config.log_level in ("warning", "error"):
-        lines.append(f"  log         {config.log_level}s; --log-level info adds a line for each call")
+    if config.log_level in ("warning", "error") and not config.access_log:
+        lines.append(f"  log         {config.log_level}s; --access-log adds a line for each call")
     if http_url is not None:
         lines.append(f"  HTTP        {http_url}/v1 for OpenAI clients, {http_url}/docs for the calls")
         lines.append(f"  metrics     {http_url}/metrics")
@@ -115,13 +122,30 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         "" if target == "localhost:50051" else f" --target {target}",
         " --ca CA.pem" if config.tls_cert else "",
         " --cert CLIENT.pem --key CLIENT.key" if config.tls_client_ca else "",
-        " --token TOKEN" if config.auth_file else "",
+        " --token TOKEN" if config.wants_token else "",
     ]
     return [*lines, f"  try         memlm generate 'Once upon a time'{''.join(options)}"]
 
 
+def _with_key_of_the_environment(config: ServerConfig) -> ServerConfig:
+    """The settings with the secret in MEMLM_API_KEY, by which the clients know theirs too, unless others are given."""
+    return config if config.wants_token else replace(config, api_key=os.environ.get(API_KEY) or None)
+
+
+def _hide_api_key(key: str | None) -> None:
+    """Begins anew without a secret that was given as an option, since every user sees the options of processes."""
+    words = sys.orig_argv[1:]
+    if key is None or not any(word in (key, f"--api-key={key}") for word in words):
+        return
+    os.environ[API_KEY] = key
+    kept = [word for word, before in zip(words, ["", *words], strict=False) if "--api-key" not in (word, before)]
+    kept = [word for word in kept if word != f"--api-key={key}"]
+    os.execv(sys.executable, [sys.executable, *kept])
+
+
 def _without_passwords(config: ServerConfig) -> ServerConfig:
-    """The settings without the user and password of a URL."""
+    """The settings without the secret of callers, and the user and password of a URL."""
+    config = replace(config, api_key=None if config.api_key is None else HIDDEN)
     account, at, _ = urlsplit(config.otlp or "").netloc.rpartition("@")
     return replace(config, otlp=config.otlp.replace(account + at, "***@", 1)) if config.otlp and at else config
 

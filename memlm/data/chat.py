@@ -210,7 +210,7 @@ class ChatTemplate:
     def _as_turns(
         self, messages: Sequence[Message], given: Variables, role: Callable[[str], str], content: Callable[[str], str]
     ) -> tuple[list[Turn], Variables]:
-        """Messages and variables as the template takes them, with `role` and `content` applied to what they say."""
+        """Messages and variables as the template takes them, with `role` and `content` applied to their texts."""
         thinks = "thinking" in self.source
         turns = [
             Turn(role(each.role), content(each.content), others_of(each, content, has_thinking=thinks))

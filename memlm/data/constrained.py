@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Float32
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
@@ -25,14 +25,17 @@ WHITESPACE = r" |\n[ \t]{0,16}"
 # all texts of a batch wait for it.
 FREE_S, TOKEN_S = 0.5, 0.002
 MAX_LOOKS = 64  # parts of a schema that are compiled by themselves, to say which one is wrong
+# For each byte, the masks of its bits: a sum with them takes a fifth of the time of a choice by bits.
+_MASKS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+_MASKS = _MASKS.astype(np.float32)
 _SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
 
 class Matcher:
-    """Follows a text token by token. `allowed_V` are the tokens that it may go on with. Those that end a text are among
-    them once it has its form.
+    """Follows a text token by token. `mask_V` says which tokens it may go on with. Those that end a text are among them
+    once it has its form.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str, constraint: Constraint) -> None:
@@ -44,12 +47,11 @@ class Matcher:
         self._check()
         self._look()
 
-    def allowed_V(self, size: int) -> Bool[np.ndarray, " V"]:
-        """Whether each token of a vocabulary of this size may come next."""
-        allowed_V = np.zeros(size, bool)
-        count = min(size, self._size)
-        allowed_V[:count] = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little", count=count)
-        return allowed_V
+    def mask_V(self, size: int) -> Float32[np.ndarray, " V"]:
+        """0 for each token of a vocabulary of this size that may come next, else -inf."""
+        known_V = np.take(_MASKS, self._bits.view(np.uint8), axis=0).reshape(-1)[: self._size]
+        beyond = max(0, size - len(known_V))  # rows of a model that are no tokens
+        return np.concatenate((known_V, np.full(beyond, -np.inf, np.float32))) if beyond else known_V[:size]
 
     def accept(self, token_id: int) -> None:
         """Follows the text by a token. Raises InvalidInput for a form that has become too complex or too slow."""

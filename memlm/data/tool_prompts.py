@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 
 
 class Variables(NamedTuple):
-    """What a template is given beside the messages."""
+    """The variables of a template beside the messages."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     others: Mapping[str, Any] = {}

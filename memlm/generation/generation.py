@@ -261,7 +261,7 @@ class Generation:
         mixed = mix_memory(lm_logprobs_V, result if past is None else with_past(result, past))
         token_id = sample(
             mixed.logprobs_V, self._sampling, self._context_ids, self._rng, num_drawn=self.usage.generated_tokens,
-            allowed_V=None if self.matcher is None else self.matcher.allowed_V(len(lm_logprobs_V)),
+            mask_V=None if self.matcher is None else self.matcher.mask_V(len(lm_logprobs_V)),
         )  # fmt: skip
         if self.matcher is not None:
             self.matcher.accept(token_id)

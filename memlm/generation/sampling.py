@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from memlm.api.generation import Alternative
@@ -34,15 +34,15 @@ def sample(
     generator: np.random.Generator,
     *,
     num_drawn: int = 0,
-    allowed_V: Bool[np.ndarray, " V"] | None = None,
+    mask_V: Float32[np.ndarray, " V"] | None = None,
 ) -> int:
-    """Samples one token, one of those that are allowed. `seen` are the tokens of prompt and output, for the repetition
-    penalty; the last `num_drawn` of them are the output, for the other penalties.
+    """Samples one token, none where the mask is -inf (elsewhere it is 0). `seen` are the tokens of prompt and output,
+    for the repetition penalty; the last `num_drawn` of them are the output, for the other penalties.
 
     Raises Corrupt if the log-probabilities are not numbers.
     """
-    if allowed_V is not None:
-        logprobs_V = logprobs_V.masked_fill(torch.from_numpy(~allowed_V), -torch.inf)
+    if mask_V is not None:
+        logprobs_V = logprobs_V + torch.from_numpy(mask_V)
     logprobs_V = add_biases(logprobs_V, params.logit_bias)
     if params.frequency_penalty or params.presence_penalty:
         drawn = seen[len(seen) - num_drawn :]

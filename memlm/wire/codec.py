@@ -28,6 +28,7 @@ from memlm.api import (
     chat,
     constraint,
     datastores,
+    documents,
     generation,
     operations,
     params,
@@ -93,6 +94,7 @@ _API = (
     tracing,
     server,
     datastores,
+    documents,
     sessions,
     operations,
 )

@@ -173,7 +173,7 @@ class ChoiceAnswer:
         return self._choice({"message": message} if self.form.is_chat else {"text": self.text})
 
     def event(self, *, first: bool = False) -> bytes:
-        """Server-sent events with what has come since the last ones: one, or more where a tool is called."""
+        """Server-sent events of all that has come since the last ones: one, or more where a tool is called."""
         is_text_alone = not self.reasoning and not self.calls and not first and self.finish_reason is None
         if self._around and self.text and is_text_alone:
             data = _quoted(self.text).encode().join(self._around)  # most events differ from the others in their text

@@ -82,8 +82,10 @@ def status_of(error: MemlmError) -> int:
     return int(_kind(error).status)
 
 
-def body_of(error: MemlmError) -> dict[str, Any]:
-    """The body of an error. `code` is the reason in gRPC's details: the name of the client's class."""
+def body_of(error: MemlmError, request_id: str = "") -> dict[str, Any]:
+    """The body of an error. `code` is the reason in gRPC's details: the name of the client's class. `request_id` is
+    that of the request, by which the log has it.
+    """
     param = error.field if isinstance(error, InvalidInput) and error.field else None
     return {
         "error": {
@@ -91,21 +93,23 @@ def body_of(error: MemlmError) -> dict[str, Any]:
             "type": _kind(error).type,
             "param": None if param is None else shortened(param, 200),
             "code": kind_of(error).__name__,
+            **({"request_id": request_id} if request_id else {}),
         }
     }
 
 
-def message_error_of(error: MemlmError) -> dict[str, Any]:
+def message_error_of(error: MemlmError, request_id: str = "") -> dict[str, Any]:
     """The body of an error as Anthropic's clients read it."""
     status = status_of(error)
     other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _REFUSED
     kind = _MESSAGE_TYPES.get(status, other)
-    return {"type": "error", "error": {"type": kind, "message": shortened(str(error))}}
+    named = {"request_id": request_id} if request_id else {}
+    return {"type": "error", "error": {"type": kind, "message": shortened(str(error))}, **named}
 
 
-def reply_of(error: MemlmError, path: str) -> dict[str, Any]:
+def reply_of(error: MemlmError, path: str, request_id: str) -> dict[str, Any]:
     """The body of an error in the shape of the API that a path belongs to."""
-    return message_error_of(error) if is_of_messages(path) else body_of(error)
+    return message_error_of(error, request_id) if is_of_messages(path) else body_of(error, request_id)
 
 
 def is_of_messages(path: str) -> bool:

@@ -23,7 +23,7 @@ class StreamForm(NamedTuple):
 
     heartbeat: bytes = b": waiting\n\n"
     done: bytes = b"data: [DONE]\n\n"
-    error: Callable[[MemlmError], bytes] = lambda error: server_sent(body_of(error))
+    error: Callable[[MemlmError, str], bytes] = lambda error, request_id: server_sent(body_of(error, request_id))
 
 
 CHUNKS = StreamForm()
@@ -75,4 +75,4 @@ class EventStream:
         if error is None:
             await self.write(self._form.done, more=False)
         elif isinstance(error, MemlmError) and self._exchange.has_begun:
-            await self.write(self._form.error(error), more=False)
+            await self.write(self._form.error(error, self._exchange.request_id), more=False)

@@ -15,6 +15,7 @@ from memlm.errors import Cancelled, DeadlineExceeded, InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.http.errors import TooLarge
 from memlm.server.http.schema import Schema, check, normalized, refuse_unknown
+from memlm.server.telemetry.calls import REQUEST_ID
 
 JSON = "application/json"
 MAX_QUERY_PARAMETERS = 32
@@ -35,6 +36,11 @@ class Exchange:
         self.has_begun = self.is_abandoned = False
         self._has_read, self._task = False, asyncio.current_task()
         self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request, which the caller may have given."""
+        return self.headers[REQUEST_ID]
 
     def peer(self) -> str:
         host, port = self._scope.get("client") or ("", 0)

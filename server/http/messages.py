@@ -34,8 +34,8 @@ _DELTAS = {
 }
 
 
-def _failed(error: MemlmError) -> bytes:
-    return typed_event(message_error_of(error))
+def _failed(error: MemlmError, request_id: str) -> bytes:
+    return typed_event(message_error_of(error, request_id))
 
 
 MESSAGE_EVENTS = StreamForm(heartbeat=typed_event({"type": "ping"}), done=b"", error=_failed)

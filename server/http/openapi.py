@@ -26,6 +26,7 @@ _ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": "string", "description": "The class of the error, as in the details over gRPC."},
+                "request_id": {"type": "string", "description": "X-Request-Id of the request, or a new one."},
             },
         }
     },

@@ -99,8 +99,8 @@ class ResponseAnswer(Rendering):
         self._number += 1
         return {"type": kind, "sequence_number": self._number, **fields}
 
-    def _failed(self, error: MemlmError) -> bytes:
-        shown = {name: value for name, value in body_of(error)["error"].items() if name != "type"}
+    def _failed(self, error: MemlmError, request_id: str) -> bytes:
+        shown = {name: value for name, value in body_of(error, request_id)["error"].items() if name != "type"}
         return typed_event(self._event("error", **shown))
 
     def _place(self, block: Block) -> dict[str, Any]:

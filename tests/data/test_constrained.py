@@ -65,7 +65,7 @@ def test_the_allowed_tokens_are_those_that_reach_a_choice(tokenizer: Tokenizer, 
     encoded, text, rng = [each.encode() for each in choices], b"", random.Random(seed)
     size = tokenizer.vocab_size + 3  # rows of a vocabulary beyond its tokens
     while True:
-        allowed = set(np.flatnonzero(matcher.allowed_V(size)).tolist())
+        allowed = set(np.flatnonzero(matcher.mask_V(size) == 0).tolist())
         plain = allowed_plainly(encoded, text, tokenizer)
         assert allowed == plain or (is_forced(encoded, text) and len(allowed) == 1 and allowed < plain)
         drawn = rng.choice(sorted(allowed))
@@ -80,7 +80,7 @@ def drawn_text(matcher: Matcher, tokenizer: Tokenizer, rng: random.Random, most:
     """A text of random allowed tokens, the end as soon as it may come."""
     ids: list[int] = []
     for _ in range(most):
-        allowed = np.flatnonzero(matcher.allowed_V(tokenizer.vocab_size)).tolist()
+        allowed = np.flatnonzero(matcher.mask_V(tokenizer.vocab_size) == 0).tolist()
         if set(allowed) & set(tokenizer.end_ids):
             return tokenizer.decode(ids, whole=True)
         ids.append(rng.choice(allowed))
@@ -98,7 +98,7 @@ def test_white_space_has_a_bound(forms: TextForms, tokenizer: Tokenizer) -> None
     matcher = matcher_of(forms, tokenizer, json_schema={"type": "object", "properties": {"a": {}}, "required": ["a"]})
     for token_id in tokenizer.encode("{\n" + 16 * "\t").tolist():
         matcher.accept(token_id)
-    allowed = np.flatnonzero(matcher.allowed_V(tokenizer.vocab_size))
+    allowed = np.flatnonzero(matcher.mask_V(tokenizer.vocab_size) == 0)
     assert len(allowed)
     assert all(tokenizer.token_bytes[each].startswith(b'"') for each in allowed)
 

@@ -175,9 +175,9 @@ def test_penalties_leave_the_prompt_alone() -> None:
 
 
 def test_only_allowed_tokens_are_drawn() -> None:
-    allowed_V = np.array([False, True, False, True, False])
+    mask_V = np.array([-np.inf, 0, -np.inf, 0, -np.inf], np.float32)
     rngs = map(np.random.default_rng, range(50))
-    assert {sample(PROBS.log(), SamplingParams(), [], rng, allowed_V=allowed_V) for rng in rngs} == {1, 3}
+    assert {sample(PROBS.log(), SamplingParams(), [], rng, mask_V=mask_V) for rng in rngs} == {1, 3}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def calls_in(family: str, text: str, tools: Mapping[str, Tool]) -> list[Call] | 
 
 
 def checked_arguments(value: Any) -> str:
-    """Arguments as the text of a JSON object. Raises ValueError for what is none."""
+    """Arguments as the text of a JSON object. Raises ValueError for anything else."""
     if isinstance(value, str):
         value = arguments_of(value)
     if not isinstance(value, dict):

@@ -20,7 +20,7 @@ class PieceReader(Protocol):
     """Reads an answer that comes in any cuts. Joined, the pieces are the same for all."""
 
     def feed(self, text: str) -> list[Piece]:
-        """Takes more of the text, and returns what became certain."""
+        """Takes more of the text, and returns the pieces that became certain."""
 
     def finish(self) -> list[Piece]:
         """Returns the rest, after the last of the text."""

@@ -1,9 +1,9 @@
-"""Reads an answer as it comes: what it says, what it thinks, and what it calls.
+"""Reads an answer as it comes: its content, its thought, and its calls.
 
 A text that may be the beginning of a call or of a tag is held back until more of the answer decides. A call is held
 back until its end, since only then it is known that its arguments are JSON. A piece that looks like a call and is none,
-or calls a tool that was not offered, stays content: nothing of the answer is lost, and no client runs what it does not
-have.
+or calls a tool that was not offered, stays content: nothing of the answer is lost, and no client runs a tool that it
+does not have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ID_CHARACTERS = 9  # as Mistral's templates demand it
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What came since the last delta."""
+    """The new parts of an answer since the last delta."""
 
     content: str = ""
     reasoning: str = ""
@@ -47,7 +47,7 @@ class ReplyReader:
         self._contents, self._thoughts = list[str](), list[str]()
 
     def feed(self, text: str) -> Delta:
-        """Takes more of the answer, and returns what became certain."""
+        """Takes more of the answer, and returns the parts that became certain."""
         return self._delta(self._reader.feed(text))
 
     def finish(self) -> Delta:
@@ -56,7 +56,7 @@ class ReplyReader:
 
     @property
     def message(self) -> Message:
-        """What became certain, as a message of the assistant."""
+        """The certain parts, as a message of the assistant."""
         return Message("assistant", _said(self._contents), tuple(self._calls), reasoning=_said(self._thoughts))
 
     def _delta(self, pieces: Sequence[Piece]) -> Delta:

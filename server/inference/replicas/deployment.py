@@ -165,8 +165,8 @@ def settings_of(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> Ser
     fitting = [threads for threads in range(1, max(cpus) + 1) if sum(each // threads for each in cpus) >= most]
     threads = config.num_threads or max(fitting, default=1)
     return replace(
-        config.per_worker(threads), num_threads=threads, otlp=None, auth_file=None, tls_cert=None, tls_key=None,
-        tls_client_ca=None,
+        config.per_worker(threads), num_threads=threads, otlp=None, auth_file=None, api_key=None, tls_cert=None,
+        tls_key=None, tls_client_ca=None,
     )  # fmt: skip
 
 
