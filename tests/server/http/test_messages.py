@@ -225,6 +225,10 @@ def test_what_messages_lack_is_refused_by_name(http: httpx.Client, name: str) ->
         ({"stop_sequences": [""]}, ("stop",)),
         ({"output_config": {"effort": "low"}}, ("output_config.effort", "not supported")),
         ({"output_config": {"format": {"type": "json_schema"}}}, ("output_config.format.schema",)),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
+         ("messages[0].content[0].type is 'tool_use'", "assistant")),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "1"}]}, *ASKED]},
+         ("messages[0].content[0].type is 'tool_result'", "user")),
         ({"system": "a\0"}, ("NUL",)),
     ],
 )  # fmt: skip
