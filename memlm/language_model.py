@@ -24,6 +24,7 @@ from memlm.api.datastores import (
     StoreInfo,
 )
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
+from memlm.api.documents import PART_TOKENS, DocumentText, ReadDocumentRequest
 from memlm.api.generation import Completion, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions
@@ -470,6 +471,14 @@ class LanguageModel:
         later chats (MemPrompt, arXiv 2201.06009). It is a document of the datastore, which can be deleted.
         """
         return self.ask(feedback_request(question, feedback, store))
+
+    def read_document(
+        self, document_id: str, *, store: str | None = None, token_offset: int = 0, num_tokens: int = PART_TOKENS
+    ) -> DocumentText:
+        """Reads at most `num_tokens` of a document's text, from a token on: its tokens as text, so of a converted file
+        the text that was indexed. Raises NotFound for a document that is not there.
+        """
+        return self.ask(ReadDocumentRequest(document_id, store, token_offset, num_tokens))
 
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they influence no answer.

@@ -32,6 +32,7 @@ from memlm.api.datastores import (
     StoreInfo,
     UnloadDatastoreRequest,
 )
+from memlm.api.documents import PART_TOKENS, DocumentText, ReadDocumentRequest
 from memlm.api.operations import (
     CancelOperationRequest,
     DeleteOperationRequest,
@@ -198,6 +199,19 @@ class AsyncDatastores:
         request = RememberRequest.of(
             text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
         )
+        return await self._transport.ask(request, timeout_s)
+
+    async def read_document(
+        self,
+        store: str | None,
+        document_id: str,
+        *,
+        token_offset: int = 0,
+        num_tokens: int = PART_TOKENS,
+        timeout_s: float | None = None,
+    ) -> DocumentText:
+        """Reads at most `num_tokens` of a document's text, from a token on. Raises NotFound if it is not there."""
+        request = ReadDocumentRequest(document_id, store, token_offset, num_tokens)
         return await self._transport.ask(request, timeout_s)
 
     async def delete_documents(

@@ -32,6 +32,7 @@ from memlm.api.datastores import (
     StoreInfo,
     UnloadDatastoreRequest,
 )
+from memlm.api.documents import PART_TOKENS, DocumentText, ReadDocumentRequest
 from memlm.api.handles import Operation
 from memlm.api.operations import (
     CancelOperationRequest,
@@ -199,6 +200,19 @@ class Datastores:
         request = RememberRequest.of(
             text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
         )
+        return self._transport.ask(request, timeout_s)
+
+    def read_document(
+        self,
+        store: str | None,
+        document_id: str,
+        *,
+        token_offset: int = 0,
+        num_tokens: int = PART_TOKENS,
+        timeout_s: float | None = None,
+    ) -> DocumentText:
+        """Reads at most `num_tokens` of a document's text, from a token on. Raises NotFound if it is not there."""
+        request = ReadDocumentRequest(document_id, store, token_offset, num_tokens)
         return self._transport.ask(request, timeout_s)
 
     def delete_documents(

@@ -21,6 +21,7 @@ from memlm.api.datastores import (
     SearchRequest,
     UnloadDatastoreRequest,
 )
+from memlm.api.documents import DocumentText, ReadDocumentRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.passages import Passage
@@ -55,6 +56,7 @@ from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
+from memlm.retrieval.document_text import read_document
 from memlm.retrieval.passage_search import find_passages
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
@@ -252,6 +254,10 @@ class Engine:
             yield from find_passages(self._searched(*names), request, self.passage_encoder, before=before, close=close)
         )
 
+    def read_document(self, request: ReadDocumentRequest) -> Steps[DocumentText]:
+        """Reads a part of a document. Raises NotFound for a document or a datastore that is not there."""
+        return (yield from read_document(self.stores.model_store(request.store), request, self.checkpoint.tokenizer))
+
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""
         stores = self._searched(request.store)
@@ -306,6 +312,7 @@ _ANSWERS: dict[type[Request[Any]], Callable[[Engine, Any, str], Any]] = {
     ScoreRequest: lambda engine, asked, _: engine.score(asked),
     SearchRequest: lambda engine, asked, _: engine.search(asked),
     FindPassagesRequest: lambda engine, asked, _: engine.find_passages(asked),
+    ReadDocumentRequest: lambda engine, asked, _: engine.read_document(asked),
     TraceRequest: lambda engine, asked, _: engine.trace(asked),
     RememberRequest: lambda engine, asked, _: engine.remember(asked),
     TokenizeRequest: lambda engine, asked, _: engine.checkpoint.tokenizer.pack_steps(asked.text),

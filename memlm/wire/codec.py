@@ -27,6 +27,7 @@ from memlm.api import (
     answers,
     chat,
     datastores,
+    documents,
     generation,
     operations,
     params,
@@ -79,7 +80,20 @@ def _message_of(record_type: type) -> type[Message] | None:
     return next((getattr(file, name) for file in _FILES if hasattr(file, name)), None)
 
 
-_API = (params, passages, chat, answers, generation, scoring, tracing, server, datastores, sessions, operations)
+_API = (
+    params,
+    passages,
+    chat,
+    answers,
+    generation,
+    scoring,
+    tracing,
+    server,
+    datastores,
+    documents,
+    sessions,
+    operations,
+)
 _MESSAGE_OF: dict[type, type[Message]] = {
     record_type: message_type
     for module in _API

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
+from memlm.api.documents import MAX_PART_TOKENS, PART_TOKENS
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
     MAX_EXCLUDED,
@@ -464,6 +465,10 @@ DELETE = _object(
 PAGE_QUERY: dict[str, Schema] = {
     "page_size": _whole(f"At most this many; above {MAX_PAGE} means {MAX_PAGE}.", 0, MAX_PAGE_SIZE),
     "page_token": _text("next_page_token of the page before."),
+}
+READ_QUERY: dict[str, Schema] = {
+    "token_offset": _whole("Tokens from the start of the document, with which the part begins."),
+    "num_tokens": _whole(f"Tokens of the part; left out: {PART_TOKENS:,}.", 1, MAX_PART_TOKENS),
 }
 GET_OPERATION_QUERY: dict[str, Schema] = {
     "wait_s": _number("Answer when the operation has ended, or after this many seconds.", minimum=0, maximum=3600)

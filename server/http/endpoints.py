@@ -164,6 +164,14 @@ ENDPOINTS = (
         _JOBS,
         query=bodies.GET_OPERATION_QUERY,
     ),
+    Endpoint(
+        "GET",
+        f"{_STORE}/documents/{{document:id}}",
+        datastores.read_document,
+        "The text of a document, part by part.",
+        _STORES,
+        query=bodies.READ_QUERY,
+    ),
     Endpoint("POST", f"{_OPERATION}/cancel", datastores.cancel_operation, "Cancels an operation.", _JOBS),
     Endpoint("DELETE", _OPERATION, datastores.delete_operation, "Deletes the record of one that has ended.", _JOBS),
 )

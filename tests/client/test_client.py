@@ -13,7 +13,7 @@ import grpc
 import pytest
 from running import Wire
 
-from memlm.api import answers, chat, datastores, generation, operations, params, scoring, sessions, tracing
+from memlm.api import answers, chat, datastores, documents, generation, operations, params, scoring, sessions, tracing
 from memlm.api import server as api_server
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.handles import Operation, Session
@@ -42,6 +42,7 @@ METHOD_OF = {
     "ListDatastores": "list",
     "Search": "search",
     "FindPassages": "find_passages",
+    "ReadDocument": "read_document",
     "DeleteDocuments": "delete_documents",
     "CreateSession": "session",
     "AppendToSession": "append_to_session",
@@ -142,7 +143,19 @@ def test_every_call_has_a_method_with_a_time_limit() -> None:
 
 
 def test_every_call_is_asked_by_a_question_of_its_name() -> None:
-    modules = (params, chat, answers, generation, scoring, tracing, datastores, sessions, operations, api_server)
+    modules = (
+        params,
+        chat,
+        answers,
+        generation,
+        scoring,
+        tracing,
+        datastores,
+        documents,
+        sessions,
+        operations,
+        api_server,
+    )
     members = {name: kind for module in modules for name, kind in vars(module).items()}
     request_names = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
     request_names -= {"Request", "StreamRequest", "GetTokenizerRequest"}  # the last is the server's own

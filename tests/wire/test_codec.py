@@ -15,6 +15,7 @@ from memlm.api import (
     answers,
     chat,
     datastores,
+    documents,
     generation,
     operations,
     params,
@@ -152,6 +153,13 @@ requests = st.one_of(
         where=st.sampled_from([(), ("license=mit",)]),
         exclude_documents=st.lists(text.filter(bool), max_size=2).map(tuple),
         as_of=maybe(time),
+    ),
+    st.builds(
+        documents.ReadDocumentRequest,
+        text.filter(bool),
+        maybe(text),
+        st.integers(0, 2**62),
+        st.integers(1, documents.MAX_PART_TOKENS),
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(

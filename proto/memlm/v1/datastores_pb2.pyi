@@ -145,6 +145,40 @@ class FindPassagesResponse(_message.Message):
     passages: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Passage]
     def __init__(self, passages: _Optional[_Iterable[_Union[_generation_pb2.Passage, _Mapping]]] = ...) -> None: ...
 
+class ReadDocumentRequest(_message.Message):
+    __slots__ = ("document_id", "store", "token_offset", "num_tokens")
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    document_id: str
+    store: str
+    token_offset: int
+    num_tokens: int
+    def __init__(self, document_id: _Optional[str] = ..., store: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class DocumentText(_message.Message):
+    __slots__ = ("store", "document_id", "title", "text", "token_offset", "num_tokens", "total_tokens", "first_line", "metadata")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TITLE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LINE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    document_id: str
+    title: str
+    text: str
+    token_offset: int
+    num_tokens: int
+    total_tokens: int
+    first_line: int
+    metadata: str
+    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., first_line: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
+
 class DeleteDocumentsRequest(_message.Message):
     __slots__ = ("store", "document_ids")
     STORE_FIELD_NUMBER: _ClassVar[int]
