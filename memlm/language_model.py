@@ -23,8 +23,8 @@ from memlm.api.datastores import (
     SearchRequest,
     StoreInfo,
 )
-from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.documents import PART_TOKENS, DocumentText, ReadDocumentRequest
+from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
 from memlm.api.options import ChatOptions, FilterOptions, GenerateOptions, RetrievalOptions, StreamOptions, TraceOptions

@@ -55,9 +55,9 @@ from memlm.index.store.exclusion import search_views
 from memlm.index.store.snapshot import Snapshot
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
+from memlm.retrieval.document_text import read_document
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
-from memlm.retrieval.document_text import read_document
 from memlm.retrieval.passage_search import find_passages
 from memlm.retrieval.retriever import Retriever
 from memlm.retrieval.store import ModelStore, OnLost, ViewSearch
