@@ -172,7 +172,7 @@ class DocumentTable:
             return [int(row) for (row,) in self._base.execute(within, (name, folder, behind))]
 
     def after(self, document_id: str) -> Iterator[DocumentRow]:
-        """The documents behind an id, in the order of their ids. Reads some at a time, whatever the table has."""
+        """The documents behind an id, in the order of their ids. Reads some at a time, not all that follow."""
         batch = [DocumentRow(-1, document_id, "", {}, 0)]
         while batch:
             with self._readable():

@@ -79,7 +79,7 @@ class _Dispatch:
         raise NoBackChannelError(method)
 
     async def notify(self, method: str, params: Any, opts: Any = None) -> None:
-        """Drops what no stream waits for."""
+        """Drops the notification: no stream waits for it."""
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Drops it, too."""

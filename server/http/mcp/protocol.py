@@ -1,4 +1,4 @@
-"""The server of the SDK: its calls as tools and resources of one caller's host, whatever transport brings them.
+"""The server of the SDK: its calls as tools and resources of one caller's host, over any transport.
 
 The host is the lifespan's object: of a connection over stdio, and of a single request over HTTP. Nothing else is kept.
 This module loads the SDK (the extra `mcp`), and the others of the folder do not.

@@ -46,7 +46,7 @@ async def _serve(host: Host) -> None:
 class LocalHost:
     """A model or a client. Fulfils `Host`.
 
-    The rights of a token are known to its server alone, which refuses what it may not call.
+    The rights of a token are known to its server alone, which refuses the other calls.
     """
 
     def __init__(self, host: LanguageModel | Client, threads: ThreadPoolExecutor) -> None:

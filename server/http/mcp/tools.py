@@ -78,7 +78,7 @@ def tool_of(name: str) -> Tool:
 
 
 async def call(host: Host, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Calls a tool. Raises InvalidInput, naming the argument, for a wrong one, and else what the host raises."""
+    """Calls a tool. Raises InvalidInput, naming the argument, for a wrong one, and else as the host."""
     values = normalized(dict(arguments), tool.arguments)
     check(values, tool.arguments, "")
     return await tool.run(host, values)

@@ -29,7 +29,7 @@ def uri_of(store: str, document_id: str, first_line: int = 0, last_line: int = 0
 
 
 def parse_uri(uri: str) -> DocumentUri:
-    """What a URI names. Raises InvalidInput for one of another form."""
+    """The document and the lines of a URI. Raises InvalidInput for one of another form."""
     whole, _, fragment = uri.partition("#")
     store, _, document = whole.removeprefix(SCHEME).removeprefix("//").partition("/")
     lines = _LINES.fullmatch(fragment)
