@@ -124,3 +124,11 @@ def test_a_model_or_a_server_is_needed() -> None:
     )
     assert done.returncode == 2
     assert "give --model MODEL, or --target HOST:PORT" in " ".join(done.stderr.split())
+
+
+def test_without_the_sdk_it_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['mcp'] = None; sys.argv[1:] = ['mcp', '--model', 'm']"
+    code += "; from memlm.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'memlm[mcp]'" in done.stderr

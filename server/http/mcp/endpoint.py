@@ -13,7 +13,6 @@ import asyncio
 import json
 from contextlib import aclosing
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from memlm.api.answers import Answer, AnswerRequest
@@ -34,11 +33,15 @@ ACCEPTED = 202  # a notification, to which there is no answer
 
 async def handle(service: Service, exchange: Exchange) -> None:
     """Answers one message. Raises NotFound where the SDK is not installed."""
-    if find_spec("mcp") is None:
-        raise NotFound("this server has no MCP; where it runs, pip install 'memlm[mcp]', and start it again")
     exchange.check_content_type(JSON)
     caller, data = await service.read_unnamed(exchange)
-    message = await asyncio.to_thread(import_module, "memlm.server.http.mcp.message")  # a second, the first time
+    try:
+        message = await asyncio.to_thread(import_module, "memlm.server.http.mcp.message")  # a second, the first time
+    except ImportError as error:
+        missing = (
+            f"this server has no MCP, since {error.name} is not installed; where it runs, pip install 'memlm[mcp]'"
+        )
+        raise NotFound(missing) from error
     try:
         body = await asyncio.to_thread(parse_json, data, {}) if len(data) > LARGE_BYTES else parse_json(data, {})
     except InvalidInput as error:

@@ -12,7 +12,7 @@ from memlm.errors import InvalidInput
 from memlm.server.http.mcp.tools import Host
 from memlm.server.http.mcp.uris import DocumentUri, parse_uri, uri_of
 
-PAGE_SIZE = 100
+PAGE_SIZE, STORES_A_PAGE = 100, 16
 MAX_PARTS = 64  # of a document that are looked through for lines: a million tokens
 MAX_CHARACTERS = 1 << 17  # of one reading
 MORE_LINES = 999  # to read on
@@ -39,16 +39,15 @@ async def list_documents(host: Host, cursor: str = "") -> Page:
     begin, token = _place_of(cursor) if cursor else ("", "")
     stores = (await host.ask(ListDatastoresRequest())).datastores
     names = sorted(store.name for store in stores if not store.problem and store.name >= begin)
-    found = list[Listed]()
-    for place, name in enumerate(names):
+    found, following = list[Listed](), ""
+    for name, following in zip(names[:STORES_A_PAGE], [*names[1:], ""], strict=False):  # noqa: B007 - read behind the loop
         page = await host.ask(ListDocumentsRequest(name, PAGE_SIZE - len(found), token if name == begin else ""))
         found += [Listed(uri_of(name, each.id), f"{name}/{each.id}", each.title) for each in page.documents]
         if page.next_page_token:
             return Page(found, _cursor_of(name, page.next_page_token))
         if len(found) == PAGE_SIZE:
-            following = names[place + 1 : place + 2]
-            return Page(found, _cursor_of(following[0], "") if following else "")
-    return Page(found, "")
+            break
+    return Page(found, _cursor_of(following, "") if following else "")
 
 
 async def read_document(host: Host, uri: str) -> str:

@@ -6,6 +6,7 @@ no metadata and no prompt, and its texts have bounds.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -79,9 +80,13 @@ def tool_of(name: str) -> Tool:
 
 async def call(host: Host, tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Calls a tool. Raises InvalidInput, naming the argument, for a wrong one, and else as the host."""
-    values = normalized(dict(arguments), tool.arguments)
+    return await tool.run(host, await asyncio.to_thread(_checked, tool, arguments))  # a message may have many of them
+
+
+def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = normalized(dict(arguments), tool.arguments)
     check(values, tool.arguments, "")
-    return await tool.run(host, values)
+    return values
 
 
 async def _search(host: Host, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def test_what_is_no_message_is_refused_as_on_other_paths(desk: RunningServer) ->
     assert httpx.post(url, json=CALLED, headers={"origin": "https://evil.example"}).status_code == 403
     assert httpx.post(url, json=CALLED, headers={"host": "evil.example"}).status_code == 403
     assert httpx.post(url, content=json.dumps(CALLED), headers={"content-type": "text/plain"}).status_code == 400
-    large = {**CALLED, "params": {"a": "b" * (17 << 20)}}
+    large = {**CALLED, "params": {"a": "b" * (4 << 20)}}
     assert httpx.post(url, json=large, timeout=60).status_code == 413
     noted = httpx.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
     assert (noted.status_code, noted.content) == (202, b"")
@@ -346,3 +346,13 @@ async def test_a_long_document_is_read_a_part_at_a_time(desk: RunningServer) -> 
             assert read.text == expected, uri
         with pytest.raises(MCPError, match="uri has the line 9,000; the document has 2,001 lines"):
             await client.read_resource("memlm:notes/long.md#L9000-L9001")
+
+
+def test_a_server_without_the_sdk_says_how_to_install_it(tmp_path: Path, long_model: Path, notes: Path) -> None:
+    options = ("--threads", "1", "--http-port", "0")
+    without = "import sys; sys.modules['mcp'] = None"
+    with RunningServer(tmp_path / "log", long_model, notes, options=options, first=without) as server:
+        reply = httpx.post(f"{server.http_url}/mcp", json=CALLED)
+        assert reply.status_code == 404
+        assert "pip install 'memlm[mcp]'" in reply.json()["error"]["message"]
+        assert httpx.get(f"{server.http_url}/readyz").status_code == 200

@@ -84,6 +84,31 @@ async def test_lines_too_far_on_are_refused(host: LocalHost, monkeypatch: pytest
         await resources.read_document(host, uri_of("notes", "a.md", 30, 31))
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("stores_a_page", [1, 2, 16])
+async def test_pages_go_through_all_datastores(
+    tmp_path: Path, model_folder: Path, page_size: int, stores_a_page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "PAGE_SIZE", page_size)
+    monkeypatch.setattr(resources, "STORES_A_PAGE", stores_a_page)
+    ids = {"a": ["1", "2", "3"], "b": [], "c": ["1"], "d": [], "e": ["1", "2"], "f": []}
+    for store, names in ids.items():
+        documents = [Document(name, "text") for name in names or ["gone"]]
+        build_index(model_folder, documents, tmp_path / store, keys="none", check="none")
+    with load(model_folder, [tmp_path / store for store in ids]) as lm, ThreadPoolExecutor(1) as threads:
+        for store, names in ids.items():
+            if not names:
+                lm.delete_documents(["gone"], store=store)
+        found, cursor = list[str](), ""
+        while True:
+            page = await resources.list_documents(LocalHost(lm, threads), cursor)
+            assert len(page.documents) <= page_size
+            found += [each.name for each in page.documents]
+            if not (cursor := page.cursor):
+                break
+    assert found == [f"{store}/{name}" for store, names in ids.items() for name in names]
+
+
 @pytest.mark.parametrize("store", ["notes", "a.b-c_d"])
 @pytest.mark.parametrize("document_id", ["a", "a/b.md", "a b", "ä?#%&.md", "//x", "a\nb", "%41", "memlm:x/y"])
 def test_a_uri_names_the_document_that_it_was_made_of(store: str, document_id: str) -> None:
