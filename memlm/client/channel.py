@@ -29,7 +29,14 @@ T = TypeVar("T")
 # lost, the second attempt would raise NotFound.
 RETRIED = {
     "memlm.v1.Generation": ("Score", "Trace", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
-    "memlm.v1.Datastores": ("ListDatastores", "GetDatastore", "Search", "FindPassages", "ReadDocument"),
+    "memlm.v1.Datastores": (
+        "ListDatastores",
+        "GetDatastore",
+        "Search",
+        "FindPassages",
+        "ListDocuments",
+        "ReadDocument",
+    ),
     "memlm.v1.Sessions": ("GetSession", "ListSessions"),
     "google.longrunning.Operations": ("GetOperation", "ListOperations", "WaitOperation"),
 }

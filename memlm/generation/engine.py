@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from memlm.api.datastores import (
     SearchRequest,
     UnloadDatastoreRequest,
 )
-from memlm.api.documents import DocumentText, ReadDocumentRequest
+from memlm.api.documents import DocumentInfo, DocumentPage, DocumentText, ListDocumentsRequest, ReadDocumentRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.passages import Passage
@@ -52,6 +52,7 @@ from memlm.generation.sessions.files import SessionState
 from memlm.generation.sessions.sessions import Sessions
 from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
+from memlm.index.store.snapshot import Snapshot
 from memlm.model.files.checkpoint import Checkpoint
 from memlm.retrieval.context_cache import ContextCache
 from memlm.retrieval.document_text import read_document
@@ -254,6 +255,15 @@ class Engine:
             yield from find_passages(self._searched(*names), request, self.passage_encoder, before=before, close=close)
         )
 
+    def list_documents(self, request: ListDocumentsRequest) -> Steps[DocumentPage]:
+        """Lists documents, outside the loop. Raises NotFound for a datastore that is not there."""
+        store = self.stores.model_store(request.store)
+        while True:
+            snapshot = store.snapshot
+            page: DocumentPage = yield Offload(partial(request.page, partial(_documents_after, snapshot)), is_long=True)
+            if store.snapshot == snapshot:  # no document was deleted meanwhile
+                return page
+
     def read_document(self, request: ReadDocumentRequest) -> Steps[DocumentText]:
         """Reads a part of a document. Raises NotFound for a document or a datastore that is not there."""
         return (yield from read_document(self.stores.model_store(request.store), request, self.checkpoint.tokenizer))
@@ -307,11 +317,16 @@ class Engine:
         return tuple(found)
 
 
+def _documents_after(snapshot: Snapshot, document_id: str) -> Iterator[DocumentInfo]:
+    return (DocumentInfo(each.id, each.title, each.num_tokens) for each in snapshot.documents_after(document_id))
+
+
 # How each kind of request is answered, at once or in steps: the request, and the owner of its sessions.
 _ANSWERS: dict[type[Request[Any]], Callable[[Engine, Any, str], Any]] = {
     ScoreRequest: lambda engine, asked, _: engine.score(asked),
     SearchRequest: lambda engine, asked, _: engine.search(asked),
     FindPassagesRequest: lambda engine, asked, _: engine.find_passages(asked),
+    ListDocumentsRequest: lambda engine, asked, _: engine.list_documents(asked),
     ReadDocumentRequest: lambda engine, asked, _: engine.read_document(asked),
     TraceRequest: lambda engine, asked, _: engine.trace(asked),
     RememberRequest: lambda engine, asked, _: engine.remember(asked),

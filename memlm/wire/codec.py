@@ -64,6 +64,7 @@ _MESSAGE_NAMES = {
     "RememberReport": "RememberResponse",
     "OperationInfo": "JobMetadata",
     "DatastorePage": "ListDatastoresResponse",
+    "DocumentPage": "ListDocumentsResponse",
     "SessionPage": "ListSessionsResponse",
     "OperationPage": "ListOperationsResponse",
 }

@@ -193,6 +193,7 @@ RULES: Mapping[str, Rule] = {
     "GetDatastore": _one_store,
     "Search": _one_store,
     "FindPassages": _one_store,
+    "ListDocuments": _one_store,
     "ReadDocument": _one_store,
     "Trace": _one_store,
     "Remember": _one_store,

@@ -42,6 +42,7 @@ METHOD_OF = {
     "ListDatastores": "list",
     "Search": "search",
     "FindPassages": "find_passages",
+    "ListDocuments": "list_documents",
     "ReadDocument": "read_document",
     "DeleteDocuments": "delete_documents",
     "CreateSession": "session",
