@@ -48,7 +48,7 @@ def test_a_passage_stands_where_it_says(lm: LanguageModel) -> None:
 
 
 def test_what_is_not_there_is_not_read(lm: LanguageModel, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="three.md"):
+    with pytest.raises(NotFound, match=r"three\.md"):
         lm.read_document("three.md")
     with pytest.raises(NotFound):
         lm.read_document("two.md", store="other")
@@ -64,5 +64,5 @@ def test_a_deleted_document_is_not_read(tmp_path: Path, model_folder: Path) -> N
     with load(model_folder, [tmp_path / "store"]) as lm:
         assert lm.read_document("two.md").text == TEXTS["two.md"]
         lm.delete_documents(["two.md"])
-        with pytest.raises(NotFound, match="two.md"):
+        with pytest.raises(NotFound, match=r"two\.md"):
             lm.read_document("two.md")
