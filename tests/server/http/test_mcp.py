@@ -325,11 +325,13 @@ def test_an_answer_that_takes_long_is_a_stream_with_signs_of_life(desk: RunningS
 async def test_the_work_of_a_client_that_leaves_ends(desk: RunningServer) -> None:
     body = {**CALLED, "method": "tools/call"}
     body["params"] = {"name": "ask", "arguments": {"question": QUESTION, "max_tokens": 4096}}
+    logged = len(desk.output)
     async with httpx.AsyncClient(timeout=60) as http:
         asking = asyncio.create_task(http.post(f"{desk.http_url}/mcp", json=body))
         await asyncio.to_thread(wait_until, lambda: figures_of(desk)["memlm_running"] == 1)
         asking.cancel()
-    await asyncio.to_thread(wait_until, lambda: figures_of(desk)["memlm_running"] == 0)
+    await asyncio.to_thread(wait_until, lambda: "call=Answer" in desk.output[logged:])
+    assert "code=CANCELLED" in desk.output[logged:]
     await asyncio.to_thread(wait_until, lambda: figures_of(desk)["memlm_requests_open"] == 0)
 
 
