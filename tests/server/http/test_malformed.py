@@ -101,7 +101,7 @@ def check_random_bodies(server: RunningServer, count: int, seed: int) -> None:
             reply = http.post(path, content=body, headers={"content-type": "application/json"})
             assert reply.status_code < 500 or reply.status_code in REFUSALS, (seed, number, path, body, reply.text)
             if reply.status_code >= 400:
-                assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+                assert set(reply.json()["error"]) == {"message", "type", "param", "code", "request_id"}
 
 
 def check(server: RunningServer, count: int) -> None:

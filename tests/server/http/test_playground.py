@@ -680,9 +680,14 @@ def test_a_long_document_is_read_part_by_part(page: Page, own_web: RunningServer
     page.one(".search input").send_keys("1000 the memory of the page\ue007")
     page.click(".found .place")
     page.until(lambda: page.all("#reader mark"))
-    marked = page.js("return [...document.querySelectorAll('#reader mark')].map((each) => each.parentNode.dataset.line)")
+    marked = page.js(
+        "return [...document.querySelectorAll('#reader mark')].map((each) => each.parentNode.dataset.line)"
+    )
     assert marked[-1] == "1001"
-    place, body = (page.js("return arguments[0].getBoundingClientRect().toJSON()", page.one(css)) for css in ("#reader mark", "#reader-body"))
+    place, body = (
+        page.js("return arguments[0].getBoundingClientRect().toJSON()", page.one(css))
+        for css in ("#reader mark", "#reader-body")
+    )
     assert body["top"] < place["top"] < place["bottom"] < body["bottom"]
     assert page.one("#reader-link").get_attribute("href") == metadata["source"]
     assert page.texts("#reader-title") == ["<b>long</b>.md"]
