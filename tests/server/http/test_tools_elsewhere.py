@@ -141,8 +141,13 @@ def test_results_of_tools_are_read_as_in_a_chat(claude: anthropic.Anthropic, htt
     functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in CALLED]
     said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
     said["tool_calls"] = [{"id": id_, "function": each} for id_, each in zip(ids, functions, strict=True)]
-    chat = [*ASKED, said, {"role": "tool", "tool_call_id": ids[0], "content": "warm"},
-            {"role": "tool", "tool_call_id": ids[1], "content": "9"}, {"role": "user", "content": "Now?"}]  # fmt: skip
+    chat = [
+        *ASKED,
+        said,
+        {"role": "tool", "tool_call_id": ids[0], "content": "warm"},
+        {"role": "tool", "tool_call_id": ids[1], "content": "9"},
+        {"role": "user", "content": "And now?"},
+    ]
     given = [
         {
             "type": "function",
