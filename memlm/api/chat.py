@@ -118,6 +118,12 @@ class ChatRequest(StreamRequest):
         check_num_passages(self.num_passages)
         check_tools(self.tools, self.tool_choice)
         check_template_options(self.template_options)
+        if self.constraint.name and self.offered_tools and self.tool_choice != "auto":
+            raise InvalidInput(
+                f"{self.constraint.name} is given with the tool_choice {self.tool_choice!r}, which leaves no content to"
+                " have a form; leave out one",
+                field=self.constraint.name,
+            )
         if self.reasoning_effort is not None and self.reasoning_effort not in EFFORTS:
             raise InvalidInput(
                 f"reasoning_effort is {self.reasoning_effort!r}; expected one of {', '.join(EFFORTS)}",

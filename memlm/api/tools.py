@@ -134,13 +134,13 @@ def check_tools(tools: Sequence[Tool], choice: str) -> None:
 
 
 def check_template_options(options: Mapping[str, Any], *, name: str = "template_options") -> None:
-    """Raises InvalidInput for anything but a short list of scalar values by name, and for names that the server sets."""
+    """Raises InvalidInput for anything but a few scalar values by name, and for names that the server sets."""
     if not isinstance(options, Mapping):
         raise InvalidInput(f"{name} is of the type {type(options).__name__}; expected values by name", field=name)
     if len(options) > MAX_TEMPLATE_OPTIONS:
         raise InvalidInput(f"{name} has {len(options)} values; at most {MAX_TEMPLATE_OPTIONS}", field=name)
     for key, value in options.items():
-        if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", key) or key in OWN_VARIABLES:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,63}", str(key)) or key in OWN_VARIABLES:
             raise InvalidInput(f"{name} has {str(key)[:100]!r}, which it may not set; leave it out", field=name)
         if not isinstance(value, bool | int | float | str) or len(str(value)) > MAX_OPTION_CHARACTERS:
             raise InvalidInput(

@@ -60,12 +60,6 @@ def _prompt_ids(checkpoint: Checkpoint, request: StreamRequest, session: Session
 
 def _conversation_steps(checkpoint: Checkpoint, request: ChatRequest, session: SessionState) -> Steps[list[int]]:
     yield from check_conversation(checkpoint, request, session.num_read)
-    if request.offered_tools and request.tool_choice != "auto":
-        raise InvalidInput(
-            f"tool_choice {request.tool_choice!r} is not supported; leave it out, and say in a message which tool to"
-            " call",
-            field="tool_choice",
-        )
 
     def encode() -> list[int]:
         return checkpoint.chat_template.encode(

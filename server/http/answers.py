@@ -179,9 +179,9 @@ class ChoiceAnswer:
             data = _quoted(self.text).encode().join(self._around)  # most events differ from the others in their text
             self.text = ""
             return data
-        contents = (
-            [{"delta": delta} for delta in self._deltas(first=first)] if self.form.is_chat else [{"text": self.text}]
-        )
+        contents: list[dict[str, Any]] = [{"text": self.text}]
+        if self.form.is_chat:
+            contents = [{"delta": delta} for delta in self._deltas(first=first)]
         data = b"".join(
             self._encoded(content, is_first=number == 0, is_last=number == len(contents) - 1)
             for number, content in enumerate(contents)

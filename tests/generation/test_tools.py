@@ -12,6 +12,7 @@ from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import FinishReason
 from memlm.api.tools import ReplyFormat, Tool, ToolCall
 from memlm.errors import InvalidInput
+from memlm.generation import replies
 from memlm.language_model import LanguageModel, load
 
 TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
@@ -43,17 +44,32 @@ def called(answer) -> list[tuple[str, dict]]:
 
 
 UTC = [("time", {"zone": "UTC"})]
+NAMED_UTC = ['<tool_call>{"name": "time", ', '"arguments": {"zone":', '"UTC"}}']
+CHANNELS = [
+    "<|channel|>", "analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>commentary to=functions.time",
+    "<|message|>", '{"zone":"UTC"}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("marker", "pieces", "special", "family"),
     [
-        ("<tool_call></tool_call>arguments", ['<tool_call>{"name": "time", ', '"arguments": {"zone":', '"UTC"}}', "</tool_call>"], [], "hermes"),
-        ("<|python_tag|>", ["<|python_tag|>", '{"name": "time", ', '"parameters": {"zone":', '"UTC"}}'], ["<|python_tag|>"], "llama3"),
-        ("[TOOL_CALLS]", ["[TOOL_CALLS]", "time", "[ARGS]", '{"zone":', '"UTC"}'], ["[TOOL_CALLS]", "[ARGS]"], "mistral"),
-        ("<|channel|>", ["<|channel|>", "analysis<|message|>hm<|end|><|start|>assistant", "<|channel|>commentary to=functions.time", "<|message|>", '{"zone":"UTC"}'], ["<|channel|>", "<|message|>"], "harmony"),
+        ("<tool_call></tool_call>arguments", [*NAMED_UTC, "</tool_call>"], [], "hermes"),
+        (
+            "<|python_tag|>",
+            ["<|python_tag|>", '{"name": "time", ', '"parameters": {"zone":', '"UTC"}}'],
+            ["<|python_tag|>"],
+            "llama3",
+        ),
+        (
+            "[TOOL_CALLS]",
+            ["[TOOL_CALLS]", "time", "[ARGS]", '{"zone":', '"UTC"}'],
+            ["[TOOL_CALLS]", "[ARGS]"],
+            "mistral",
+        ),
+        ("<|channel|>", CHANNELS, ["<|channel|>", "<|message|>"], "harmony"),
     ],
-)  # fmt: skip
+)
 def test_a_call_is_read_from_the_answer_of_each_family(speaker, marker, pieces, special, family):
     """Also where the tokens around it are special, and have no bytes."""
     with speaker(NATIVE.replace("%s", marker), *pieces, special=special) as lm:
@@ -66,6 +82,37 @@ def test_a_call_is_read_from_the_answer_of_each_family(speaker, marker, pieces, 
         assert answer.reasoning == ("hm" if family == "harmony" else "")
         text = lm.checkpoint.chat_template.render([Message("user", "a")], tools=[Tool("time")])
         assert text.startswith('TOOLS [{"type": "function", "function": {"name": "time",')
+
+
+@pytest.mark.parametrize(
+    ("marker", "special"),
+    [
+        ("<tool_call></tool_call>arguments", ()),
+        ("<tool_call></tool_call>arguments", ("<tool_call>", "</tool_call>")),
+        ("<function=<parameter=", ("<tool_call>",)),
+        ("<|python_tag|>", ("<|python_tag|>",)),
+        ("[TOOL_CALLS]", ("[TOOL_CALLS]",)),
+        ("[TOOL_CALLS]", ("[TOOL_CALLS]", "[ARGS]")),
+        ("<start_of_turn>", ()),
+        ("<|channel|>", ("<|channel|>", "<|message|>", "<|constrain|>", "<|call|>")),
+        ("", ()),
+    ],
+)
+def test_a_model_that_knows_nothing_of_tools_calls_the_one_that_it_must(speaker, marker, special):
+    numbers = {
+        "type": "object",
+        "properties": {"n": {"enum": [4, 5]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tools = [Tool("time"), Tool("add", "", numbers)]
+    with speaker(NATIVE.replace("%s", marker), "Hi", special=special) as lm:
+        answer = ask(lm, tools=tools, tool_choice="add", max_tokens=120)
+        assert answer.finished.reason is FinishReason.END
+        assert called(answer) in ([("add", {"n": 4})], [("add", {"n": 5})])
+        assert answer.message.content == ""
+        answer = ask(lm, tools=tools[1:], tool_choice="required", parallel_tool_calls=False, max_tokens=120)
+        assert [name for name, _ in called(answer)] == ["add"]
 
 
 def test_without_tools_nothing_is_read_as_a_call(speaker):
@@ -106,7 +153,7 @@ def test_a_template_without_tools_lists_them_in_the_system_message(tmp_path, tok
         [
             {"role": "system", "content": "Be brief."},
             *ASKED,
-            {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "name": "time", "arguments": '{"a": 1}'}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "time", "arguments": '{"a": 1}'}]},
             {"role": "tool", "content": "5", "tool_call_id": "1"},
         ],
         {},
@@ -134,8 +181,11 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
     tool = Tool("time", forged, {"type": "object", "properties": {forged: {"type": "object", "description": forged}}})
     call = ToolCall("1", "time", json.dumps({forged: [forged]}))
     messages = [
-        Message("user", "a"), Message("assistant", "", (call,)), Message("tool", "5", tool_call_id=forged), Message("user", "b"),
-    ]  # fmt: skip
+        Message("user", "a"),
+        Message("assistant", "", (call,)),
+        Message("tool", "5", tool_call_id=forged),
+        Message("user", "b"),
+    ]
     native = NATIVE.replace("%s", "<tool_call></tool_call>arguments").replace(
         "{{ m.content }}", "{{ m.content }}{{ m.tool_call_id }}"
     )
@@ -151,6 +201,59 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
             assert tokenizer_.decode_bytes(ids).count(b"obey") == (7 if source == native else 5)
 
 
+ZONE = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+CLOCKS = [{"name": name, "parameters": ZONE} for name in ("time", "date")]
+HERMES_MARKS, HARMONY_MARKS = "<tool_call></tool_call>arguments", "<|channel|>"
+
+
+@pytest.mark.parametrize("choice", ["required", "date"])
+@pytest.mark.parametrize("marker", [HERMES_MARKS, HARMONY_MARKS, "<|python_tag|>", "[TOOL_CALLS]"])
+def test_a_model_that_must_call_a_tool_does(speaker, marker, choice):
+    """Of its own it would say another thing."""
+    with speaker(NATIVE.replace("%s", marker), "No call.") as lm:
+        answer = ask(lm, tools=CLOCKS, tool_choice=choice, parallel_tool_calls=False, max_tokens=900)
+        ((name, arguments),) = called(answer)
+        assert name in (("time", "date") if choice == "required" else ("date",))
+        assert arguments == {"zone": "UTC"}
+        assert answer.message.content == ""
+        assert answer.finished.reason is FinishReason.END
+
+
+@pytest.mark.parametrize("form", [{"json_schema": {"enum": [1, 2]}}, {"regex": "[12]/?"}, {"choices": ["1", "2"]}])
+@pytest.mark.parametrize("tools", [(), CLOCKS])
+def test_a_form_is_that_of_the_content_behind_a_thought(speaker, form, tools):
+    template = CHATML.replace("assistant\n", "assistant\n<think>") + "{# </think> #}"
+    with speaker(template, "hm ", "so\n</think>", "No form.", cue="<think>") as lm:
+        answer = lm.chat(ASKED, temperature=0, tools=tools, max_tokens=100, **form).result()
+        assert answer.reasoning == "hm so"
+        if not answer.tool_calls:
+            assert answer.message.content.rstrip("/") in ("1", "2")
+        with pytest.raises(InvalidInput, match="begins with a thought"):
+            lm.chat(ASKED, grammar="start: /a/")
+
+
+def test_schemas_of_calls_that_are_too_long_are_refused(speaker, monkeypatch):
+    monkeypatch.setattr(replies, "MAX_CHARACTERS", 100)
+    with speaker(CHATML.replace("assistant\n", "assistant\nCUE"), "Hi") as lm:
+        with pytest.raises(InvalidInput, match="the schemas of the tools to call have") as caught:
+            ask(lm, tools=CLOCKS, tool_choice="required")
+        assert caught.value.field == "tools"
+
+
+def test_an_answer_with_a_form_may_call_a_tool_instead(speaker):
+    pieces = ['<tool_call>\n{"name": "time", ', '"arguments": {"zone":', ' "UTC"}}', "\n</tool_call>"]
+    for said, calls in ((pieces, UTC), (["2"], [])):
+        with speaker(NATIVE.replace("%s", HERMES_MARKS), *said) as lm:
+            answer = ask(lm, tools=CLOCKS, json_schema={"enum": [1, 2]})
+            assert called(answer) == calls
+            assert answer.message.content == ("" if calls else "2")
+
+
 @pytest.mark.parametrize(
     ("options", "says", "field"),
     [
@@ -162,9 +265,10 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
         ({"tools": [{"parameters": {}}]}, "a tool is no object with a name", "tools"),
         ({"tools": [{"name": "a", "parameters": [1]}]}, "expected a JSON Schema", "tools.parameters"),
         ({"tools": [{"name": "a", "parameters": {"a": {1}}}]}, "cannot be written as JSON", "tools.parameters"),
-        ({"tool_choice": "b"}, "tool_choice is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
+        ({"tool_choice": "b"}, "is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "there are no tools", "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice 'required' is not supported", "tool_choice"),
+        ({"tool_choice": "required", "regex": "a"}, "regex is given with the tool_choice 'required'", "regex"),
+        ({"tools": [{"name": "a", "parameters": {"not": {}}}], "tool_choice": "a"}, "Unimplemented keys", "tools"),
         ({"reasoning_effort": "much"}, "expected one of none, minimal, low", "reasoning_effort"),
         ({"template_options": {"messages": "a"}}, "which it may not set", "template_options"),
         ({"template_options": {"a": []}}, "a of template_options is no boolean", "template_options"),

@@ -54,7 +54,7 @@ def guarded_web(
 def refused(reply: httpx.Response, status: int, param: str | None, *words: str) -> None:
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert error["param"] == param
     for word in words:
         assert word in error["message"]

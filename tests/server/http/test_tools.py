@@ -73,6 +73,18 @@ def test_the_calls_of_an_answer_come_apart_from_its_text(gpt: openai.OpenAI) -> 
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_an_answer_calls_a_tool_where_the_client_says_so(gpt: openai.OpenAI, choice: Any) -> None:
+    cities = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    weather = {"name": "weather", "parameters": {**cities, "additionalProperties": False}}
+    tools = [{"type": "function", "function": weather}]
+    answer = ask(gpt, "LONG", tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=900).choices[0]
+    ((name, arguments),) = named(answer.message.tool_calls)
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert name == "weather"
+    assert arguments["city"] in ("Rome", "Oslo")
+
+
 def test_an_answer_that_is_a_call_alone_has_no_content(gpt: openai.OpenAI) -> None:
     choice = ask(gpt, "ONLY").choices[0]
     assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
@@ -102,9 +114,13 @@ def test_one_call_at_a_time_where_the_client_says_so(gpt: openai.OpenAI) -> None
 def test_a_streamed_answer_is_the_whole_one(gpt: openai.OpenAI, cue: str, options: dict[str, Any]) -> None:
     whole = ask(gpt, cue, **options)
     with gpt.chat.completions.stream(
-        model="speaker", messages=ASKED, tools=[{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS],
-        temperature=0, extra_body={"chat_template_kwargs": {"cue": cue}}, **options,
-    ) as stream:  # fmt: skip
+        model="speaker",
+        messages=ASKED,
+        tools=[{**tool, "function": {**tool["function"], "strict": False}} for tool in TOOLS],
+        temperature=0,
+        extra_body={"chat_template_kwargs": {"cue": cue}},
+        **options,
+    ) as stream:
         try:
             final = stream.get_final_completion()
         except openai.LengthFinishReasonError as error:
@@ -130,6 +146,19 @@ def test_a_call_comes_as_its_name_and_then_its_arguments(gpt: openai.OpenAI) -> 
     assert [each.function.arguments for each in deltas] == ["", '{"city": "Rome"}', "", "{}"]
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["tool_calls"]
     assert all(len(chunk.delta.tool_calls or ()) <= 1 for chunk in chunks)
+
+
+def test_a_call_is_forced(gpt: openai.OpenAI) -> None:
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "now", "parameters": none}}]
+    choice: Any = {"type": "function", "function": {"name": "now"}}
+    message = ask(gpt, "LONG", tools=tools, tool_choice=choice).choices[0].message
+    assert (message.content, named(message.tool_calls)) == (None, [("now", {})])
+    message = ask(gpt, "LONG", tools=tools[2:], tool_choice="required", parallel_tool_calls=False).choices[0].message
+    assert (message.content, named(message.tool_calls)) == (None, [("now", {})])
+    chunks = [chunk.choices[0] for chunk in ask(gpt, "LONG", tools=tools, tool_choice=choice, stream=True)]
+    assert [call.function.name for chunk in chunks for call in chunk.delta.tool_calls or ()] == ["now", None]
+    assert chunks[-1].finish_reason == "tool_calls"
 
 
 def test_a_thought_comes_apart_from_the_content(gpt: openai.OpenAI) -> None:
@@ -171,8 +200,7 @@ def test_our_client_has_the_same_calls(speaking: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
-        ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice", "not supported"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "regex", "leaves no content"),
         ({"tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "the name of a tool"),
         ({"tool_choice": "any"}, "tool_choice", "auto, none, required, or a function by name"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "give tools"),
@@ -184,7 +212,7 @@ def test_our_client_has_the_same_calls(speaking: RunningServer) -> None:
         ({"chat_template_kwargs": {"a": {}}}, "chat_template_kwargs.a", "a number"),
         ({"chat_template_kwargs": {"messages": "a"}}, "chat_template_kwargs", "may not set"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "missing"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", "missing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function", ""),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
          "messages.tool_calls.arguments", "JSON object"),
     ],
