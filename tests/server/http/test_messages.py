@@ -196,6 +196,7 @@ def test_tokens_are_counted_as_they_are_read(claude: anthropic.Anthropic, passag
 def refused(reply: httpx.Response, status: int, kind: str, *words: str) -> None:
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind), reply.text
     assert set(reply.json()) == {"type", "error", "request_id"}
+    assert set(reply.json()["error"]) == {"type", "message"}
     assert reply.json()["type"] == "error"
     for word in words:
         assert word in reply.json()["error"]["message"]
