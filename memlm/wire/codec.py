@@ -27,6 +27,7 @@ from memlm.api import (
     answers,
     chat,
     datastores,
+    embeddings,
     generation,
     operations,
     params,
@@ -56,6 +57,8 @@ _MESSAGE_NAMES = {
     "SessionInfo": "Session",
     "NewDocument": "Document",
     "Score": "ScoreResponse",
+    "Embeddings": "EmbedResponse",
+    "Ranking": "RerankResponse",
     "Trace": "TraceResponse",
     "DeleteReport": "DeleteDocumentsResponse",
     "RememberReport": "RememberResponse",
@@ -79,7 +82,20 @@ def _message_of(record_type: type) -> type[Message] | None:
     return next((getattr(file, name) for file in _FILES if hasattr(file, name)), None)
 
 
-_API = (params, passages, chat, answers, generation, scoring, tracing, server, datastores, sessions, operations)
+_API = (
+    params,
+    passages,
+    chat,
+    answers,
+    embeddings,
+    generation,
+    scoring,
+    tracing,
+    server,
+    datastores,
+    sessions,
+    operations,
+)
 _MESSAGE_OF: dict[type, type[Message]] = {
     record_type: message_type
     for module in _API

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from starlette.convertors import Convertor, register_url_convertor
 
 from memlm.server.frontend.service import Service
-from memlm.server.http import bodies, completions, datastores, models, questions
+from memlm.server.http import bodies, completions, datastores, embeddings, models, questions
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.schema import Schema
 
@@ -70,6 +70,17 @@ ENDPOINTS = (
         _OPENAI,
         bodies.CHAT,
         is_stream=True,
+    ),
+    Endpoint(
+        "POST", "/v1/embeddings", embeddings.embed, "Vectors of texts, by the encoder.", _OPENAI, bodies.EMBEDDINGS
+    ),
+    Endpoint(
+        "POST",
+        "/v1/rerank",
+        embeddings.rerank,
+        "Documents in the order of their relevance to a query, as Cohere and Jina have it.",
+        _QUESTIONS,
+        bodies.RERANK,
     ),
     Endpoint("POST", "/tokenize", models.tokenize, "The token ids of a text.", _TOKENS, bodies.TOKENIZE),
     Endpoint("POST", "/detokenize", models.detokenize, "The text of token ids.", _TOKENS, bodies.DETOKENIZE),
