@@ -16,7 +16,6 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from memlm.data.encoder_tokenizer import EncoderTokenizer
-from memlm.data.tokenizer import json_of
 from memlm.errors import Corrupt, Incompatible, check_path
 from memlm.model.files.catalog import find_model
 from memlm.model.files.checkpoint import fingerprint_of, marks_of
@@ -26,7 +25,6 @@ from memlm.model.files.weight_files import WeightFiles
 from memlm.model.kernels.linear import stored_as
 from memlm.model.text_encoder import TextEncoder
 
-TOKENIZER_CONFIG = "tokenizer_config.json"
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu, "gelu_new": partial(F.gelu, approximate="tanh"), "relu": F.relu, "silu": F.silu, "tanh": torch.tanh,
 }  # fmt: skip
@@ -112,9 +110,7 @@ def load_cross_encoder(
         )
     if (labels := body.files.shape("classifier.weight")[0]) != 1:
         raise Incompatible(f"{path} has {labels} scores for a pair; this version reads cross-encoders with one")
-    most = json_of(path / TOKENIZER_CONFIG).get("model_max_length")
-    max_tokens = min(body.max_tokens, int(most)) if isinstance(most, int | float) and most >= 1 else body.max_tokens
-    return CrossEncoder(path, body.encoder, body.tokenizer, _head(body), max_tokens, body.marks)
+    return CrossEncoder(path, body.encoder, body.tokenizer, _head(body), body.max_tokens, body.marks)
 
 
 def _head(body: Body) -> RelevanceHead:

@@ -44,6 +44,7 @@ from memlm.model.text_encoder import TextEncoder
 # By the fingerprint of its files: the cosine from which on a passage is about a question. That of MiniLM
 # (all-MiniLM-L6-v2) was measured: benchmarks/log/2026-11-28-questions-about-something-else.md.
 CLOSE_COSINES = {"2e8a342051c55cb00dd38baae7bc0206": 0.38}
+TOKENIZER_CONFIG = "tokenizer_config.json"
 CLASSIFIER = "ForSequenceClassification"  # the end of an architecture's name
 BATCH_TOKENS = 1024  # with padding: what lies between two layers fits into a core's cache
 MODULES_FILE, POOLING_FILE, LENGTH_FILE = "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"
@@ -213,9 +214,11 @@ class Body(NamedTuple):
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens of a text are read at most."""
-        positions = self.encoder.config.context_length
-        return min(json_of(self.files.folder / LENGTH_FILE).get("max_seq_length") or positions, positions)
+        """How many tokens of a text are read at most, as sentence-transformers has it, or else as transformers has."""
+        folder, positions = self.files.folder, self.encoder.config.context_length
+        most = json_of(folder / LENGTH_FILE).get("max_seq_length")
+        most = most or json_of(folder / TOKENIZER_CONFIG).get("model_max_length")
+        return int(min(most, positions)) if isinstance(most, int | float) and most >= 1 else positions
 
 
 def load_encoder(
