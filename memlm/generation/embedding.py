@@ -76,7 +76,7 @@ def _embed_by_model(checkpoint: Checkpoint, request: EmbedRequest) -> Steps[Embe
             vectors_ND[place] += keys_TD[num_skipped:].float().sum(dim=0).cpu().numpy()
             num_skipped = 0
             yield None
-    return _embeddings(vectors_ND, request.dimensions, name, num_tokens)
+    return _embeddings(_unit(vectors_ND), request.dimensions, name, num_tokens)
 
 
 def passes(decoder: Decoder, ids: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -158,13 +158,17 @@ def _check_size(request: EmbedRequest, dim: int, name: str) -> None:
 def _embeddings(
     vectors_ND: Float32[np.ndarray, "N D"], dimensions: int | None, name: str, num_tokens: int
 ) -> Embeddings:
-    vectors_Nd = vectors_ND[:, :dimensions]
-    lengths_N1 = np.linalg.norm(vectors_Nd, axis=1, keepdims=True)
-    if not np.isfinite(lengths_N1).all():
-        place = int(np.flatnonzero(~np.isfinite(lengths_N1[:, 0]))[0])
+    """The answer, of vectors of length 1."""
+    if not (finite_N := np.isfinite(vectors_ND).all(axis=1)).all():
         raise Corrupt(
-            f"the vector of text {place} by {name} is not finite; its weights are damaged, or overflow in their dtype:"
-            " restore the files, or load them with another dtype"
+            f"the vector of text {int(np.argmin(finite_N))} by {name} is not finite; its weights are damaged, or"
+            " overflow in their dtype: restore the files, or load them with another dtype"
         )
-    unit_Nd = vectors_Nd / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
-    return Embeddings(unit_Nd.astype("<f4").tobytes(), vectors_Nd.shape[1], name, num_tokens)
+    is_whole = dimensions in (None, vectors_ND.shape[1])
+    vectors_Nd = vectors_ND if is_whole else _unit(vectors_ND[:, :dimensions])
+    return Embeddings(vectors_Nd.astype("<f4").tobytes(), vectors_Nd.shape[1], name, num_tokens)
+
+
+def _unit(vectors_ND: Float32[np.ndarray, "N D"]) -> Float32[np.ndarray, "N D"]:
+    lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
+    return vectors_ND / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
