@@ -408,7 +408,7 @@ class LanguageModel:
         truncate: bool = False,
     ) -> Embeddings:
         """Makes a vector of length 1 for each text: by the `passage_encoder` of `load` where there is one, else the
-        mean of the model's keys. `vectors` of the answer has them as an array, and `model` says what made them.
+        mean of the model's keys. `vectors` of the answer has them as an array, and `model` is its name.
 
         `texts` may be one text, and texts may be token ids. `dimensions` is how many numbers of each vector count, the
         first ones, for encoders that were trained so. A text that is too long is refused, or cut with `truncate`.

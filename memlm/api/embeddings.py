@@ -60,8 +60,8 @@ class EmbedRequest(Request[Embeddings]):
     model.
 
     `dimensions` is how many numbers of each vector count, the first ones, which are brought back to length 1 (None:
-    all). An encoder's ids are read as they are, with the special tokens that they have. A text that is longer than what
-    is read at once is refused, or cut with `truncate`.
+    all). An encoder's ids are read as they are, with the special tokens that they have. A text that is too long to be
+    read at once is refused, or cut with `truncate`.
     """
 
     texts: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class EmbedRequest(Request[Embeddings]):
 
 
 class RelevanceBy(StrEnum):
-    """By what documents are compared with a query."""
+    """How documents are compared with a query."""
 
     CROSS_ENCODER = "cross_encoder"  # which reads both together
     ENCODER = "encoder"  # the cosine of their vectors
@@ -129,7 +129,7 @@ class Ranking:
 @dataclass(frozen=True, slots=True)
 class RerankRequest(Request[Ranking]):
     """Orders documents by their relevance to a query, and returns the first `top_n` (None: all). Of a document that is
-    longer than what is read at once, the begin counts.
+    too long to be read at once, the begin counts.
     """
 
     query: str
@@ -153,7 +153,7 @@ class RerankRequest(Request[Ranking]):
 
 
 def check_readable(what: str, text: object, field: str) -> None:
-    """Raises InvalidInput for what is no text of Unicode, and for a text with a NUL."""
+    """Raises InvalidInput for other things than text of Unicode, and for a text with a NUL."""
     check_text(what, text, field=field)
     if not is_utf8(str(text)):
         raise InvalidInput(f"{what} has half a surrogate pair, which is no Unicode text; send text", field=field)
@@ -174,7 +174,9 @@ def check_num_tokens(name: str, number: int) -> None:
 
 
 def check_texts(name: str, texts: tuple[str, ...], *, more: int = 0) -> None:
-    """Raises InvalidInput for what are no texts, for too many, and for too long ones. `more` characters count too."""
+    """Raises InvalidInput for other things than texts, for too many, and for too long ones. `more` characters count
+    too.
+    """
     check_kind(name, texts, tuple, "texts in a tuple")
     check_num_inputs(name, len(texts))
     for place, text in enumerate(texts):

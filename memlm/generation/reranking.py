@@ -28,7 +28,7 @@ from memlm.model.files.encoder_files import Encoder, EncoderCheckpoint
 def rerank(
     checkpoint: Checkpoint, encoder: Encoder | None, reranker: CrossEncoder | None, request: RerankRequest
 ) -> Steps[Ranking]:
-    """Orders the documents, by the best of what there is. Raises InvalidInput, naming the field, for a query without
+    """Orders the documents, by the best that is there. Raises InvalidInput, naming the field, for a query without
     room for a document behind it, and for too many tokens.
     """
     if reranker is not None:

@@ -4,7 +4,7 @@ Positions count the tokens of a row from its reset. The places of a row are a *f
 memories) followed by its latest tokens in order. Visibility depends on positions alone, and so not on the pieces in
 which a text is read. A query sees its own document, not the future, nothing before the row's floor (older tokens are in
 a memory), and nothing outside the layer's window. A bidirectional mask shows each query the whole text of its row, or
-what is within the window on both sides of it.
+as much of it as the window has on both sides.
 
 Shapes: R rows (1 if all rows of the batch have equal positions), T new tokens, S places.
 """

@@ -80,7 +80,7 @@ class CrossEncoder:
 
     @torch.inference_mode()
     def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Float32[np.ndarray, " P"]:
-        """Returns the score of each encoded pair, from 0 to 1: the sigmoid of what the head says."""
+        """Returns the score of each encoded pair, from 0 to 1: the sigmoid of the head's score."""
         scores_P = np.zeros(len(pairs), np.float32)
         for places, tokens_BT, new_B in batches_of_rows([ids for ids, _ in pairs], self.encoder.device):
             segments_BT = torch.zeros_like(tokens_BT)

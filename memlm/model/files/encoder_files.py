@@ -277,7 +277,7 @@ def load_body(
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """The modules of sentence-transformers, by kind and folder. Raises Incompatible for what this version lacks."""
+    """The modules of sentence-transformers, by kind and folder. Raises Incompatible for others than MODULES."""
     path = folder / MODULES_FILE
     try:
         listed = json.loads(read_text(path)) if path.is_file() else []
