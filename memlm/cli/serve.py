@@ -109,6 +109,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
         f"  encoder     {_encoder(config.encoder)}",
+        *([f"  reranker    {config.reranker}"] if config.reranker else []),
         *([f"  more in     {config.store_dir}: `memlm index build --target` adds some"] if config.store_dir else []),
         f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
         f" {format_bytes(config.max_session_bytes)} of sessions",

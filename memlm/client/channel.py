@@ -28,7 +28,7 @@ T = TypeVar("T")
 # Streams cannot be retried, as half of one cannot be taken back. A delete is not retried either: if its response got
 # lost, the second attempt would raise NotFound.
 RETRIED = {
-    "memlm.v1.Generation": ("Score", "Trace", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
+    "memlm.v1.Generation": ("Score", "Trace", "Embed", "Rerank", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
     "memlm.v1.Datastores": (
         "ListDatastores",
         "GetDatastore",
