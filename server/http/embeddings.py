@@ -30,7 +30,8 @@ async def embed(service: Service, exchange: Exchange) -> None:
             request = await asyncio.to_thread(_embed_request, body)
             answer: Embeddings = await service.ask(call, request)
         is_base64 = body.get("encoding_format") == "base64"
-        await exchange.reply(await asyncio.to_thread(_encoded, answer, is_base64=is_base64))
+        name = _shown(service, answer.model)
+        await exchange.reply(await asyncio.to_thread(_encoded, answer, name, is_base64=is_base64))
 
 
 async def rerank(service: Service, exchange: Exchange) -> None:
@@ -46,7 +47,8 @@ async def rerank(service: Service, exchange: Exchange) -> None:
             for result in results:
                 result["document"] = {"text": texts[result["index"]]}
         usage = {"prompt_tokens": ranking.num_tokens, "total_tokens": ranking.num_tokens}
-        shown = {"object": "list", "model": ranking.model, "by": ranking.by, "results": results, "usage": usage}
+        name = _shown(service, ranking.model)
+        shown = {"object": "list", "model": name, "by": ranking.by, "results": results, "usage": usage}
         await exchange.reply_json(shown)
 
 
@@ -54,6 +56,11 @@ def _check_model(service: Service, body: dict[str, Any], *others: str | None) ->
     """Raises NotFound for a name that is neither the served model's nor one of the others."""
     served = (*(name for name in others if name is not None), *service.model_names)
     check_model(body.get("model", served[0]), served)
+
+
+def _shown(service: Service, model: str) -> str:
+    """A name as /v1/models shows it."""
+    return service.model_names[0] if model == service.model.name else model
 
 
 def _embed_request(body: dict[str, Any]) -> EmbedRequest:
@@ -73,7 +80,7 @@ def _naming_parameters() -> Iterator[None]:
         raise InvalidInput(str(error), field=_PARAMETERS.get(error.field, error.field)) from None
 
 
-def _encoded(answer: Embeddings, *, is_base64: bool) -> bytes:
+def _encoded(answer: Embeddings, name: str, *, is_base64: bool) -> bytes:
     """The answer as JSON. One vector at a time, since `json` holds the interpreter's lock for all that it writes."""
     row_bytes, parts = 4 * answer.dim, list[str]()
     for index in range(len(answer)):
@@ -81,7 +88,7 @@ def _encoded(answer: Embeddings, *, is_base64: bool) -> bytes:
         shown = f'"{b64encode(row).decode()}"' if is_base64 else _numbers(row)
         parts.append(f'{{"object": "embedding", "index": {index}, "embedding": {shown}}}')
     usage = {"prompt_tokens": answer.num_tokens, "total_tokens": answer.num_tokens}
-    rest = json.dumps({"model": answer.model, "usage": usage}).removeprefix("{")
+    rest = json.dumps({"model": name, "usage": usage}).removeprefix("{")
     return f'{{"object": "list", "data": [{", ".join(parts)}], {rest}'.encode()
 
 

@@ -221,7 +221,13 @@ def test_the_begin_of_a_long_document_counts(alone: LanguageModel, with_encoder:
     for lm in (alone, with_encoder):
         first, second = lm.rerank(QUERY, ["the page of the model " * 500, "the page of the model " * 900]).documents
         assert first.score == pytest.approx(second.score, rel=1e-6)
-        assert first.index == 0  # equal ones keep their order
+        assert [first.index, second.index] == [0, 1]
+
+
+def test_equal_documents_keep_their_order(with_encoder: LanguageModel) -> None:
+    ranked = with_encoder.rerank(QUERY, ["of", "the page", "the memory"] * 40).documents
+    for text in range(3):
+        assert [each.index for each in ranked if each.index % 3 == text] == list(range(text, 120, 3))
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,21 @@ def test_attention_in_blocks_sees_all_of_a_text(monkeypatch, lengths):
         torch.testing.assert_close(in_blocks[row], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", [cpu.plain_sdpa, cpu.sdpa_in_blocks], ids=["plain", "in blocks"])
+def test_attention_in_a_window_sees_both_sides_and_padding_is_a_number(monkeypatch, kernel):
+    monkeypatch.setattr(cpu, "QUERY_BLOCK", 4)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 11, 8)
+    mixed = kernel(query, key, value, AttentionMask.bidirectional([11, 3], 11, query.device), 3)
+    assert mixed.isfinite().all()
+    for row, length in enumerate((11, 3)):
+        for place in range(length):
+            near = slice(max(0, place - 2), min(length, place + 3))
+            scores = query[row, :, place, None] @ key[row, :, near].mT / 8**0.5
+            expected = scores.softmax(-1) @ value[row, :, near]
+            torch.testing.assert_close(mixed[row, :, place], expected[:, 0], atol=1e-5, rtol=1e-5)
+
+
 def test_hidden_states_and_logits_equal_those_of_transformers(kind, bert):
     rows = some_rows(40, 7, 64, 23)
     tokens_BT, new_B = padded(rows)
