@@ -252,7 +252,7 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
         "32 requests",
         "4GiB",
         "no tokens",
-        "--log-level info",
+        "--access-log",
         "http://127.0.0.1:8080/metrics",
         "--target localhost:1234",
     ):
