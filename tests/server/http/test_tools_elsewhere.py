@@ -141,11 +141,20 @@ def test_results_of_tools_are_read_as_in_a_chat(claude: anthropic.Anthropic, htt
     functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in CALLED]
     said = {"role": "assistant", "content": "I look.", "reasoning_content": "hm"}
     said["tool_calls"] = [{"id": id_, "function": each} for id_, each in zip(ids, functions, strict=True)]
-    chat = [*ASKED, said, {"role": "tool", "tool_call_id": ids[0], "content": "warm"},
-            {"role": "tool", "tool_call_id": ids[1], "content": "9"}]  # fmt: skip
-    chat.append({"role": "user", "content": "And now?"})
-    named = [{**each, "parameters": each["input_schema"], "input_schema": None} for each in TOOLS]
-    given = [{"type": "function", "function": {name: each[name] for name in each if each[name]}} for each in named]
+    chat = [
+        *ASKED,
+        said,
+        {"role": "tool", "tool_call_id": ids[0], "content": "warm"},
+        {"role": "tool", "tool_call_id": ids[1], "content": "9"},
+        {"role": "user", "content": "And now?"},
+    ]
+    given = [
+        {
+            "type": "function",
+            "function": {("parameters" if name == "input_schema" else name): each[name] for name in each},
+        }
+        for each in TOOLS
+    ]
     body = {"model": "speaker", "messages": chat, "tools": given, "max_tokens": 1, **extra("LONG")}
     reply = http.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
