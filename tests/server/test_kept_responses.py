@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from running import PATIENCE_S
 
 from memlm.errors import NotFound
 from memlm.server.frontend.kept_responses import ENTRY_BYTES, KeptResponses
@@ -72,7 +73,11 @@ async def test_the_bounds_hold_whatever_comes() -> None:
 
 
 async def test_values_expire_after_their_last_use() -> None:
-    kept = KeptResponses(ttl_s=0.5)
+    async with asyncio.timeout(PATIENCE_S):
+        await _check_expiry(KeptResponses(ttl_s=0.5))
+
+
+async def _check_expiry(kept: KeptResponses) -> None:
     loop = asyncio.get_running_loop()
     begun_s = loop.time()
     kept.put("ann", "a", value(1))

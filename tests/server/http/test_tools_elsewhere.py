@@ -229,6 +229,22 @@ def test_a_kept_response_takes_the_results_of_its_calls(gpt: openai.OpenAI, http
     assert kept.usage.input_tokens == reply.json()["usage"]["prompt_tokens"]
 
 
+def test_a_call_that_is_asked_for_is_made(claude: anthropic.Anthropic, gpt: openai.OpenAI) -> None:
+    cities = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    schema = {**cities, "additionalProperties": False}
+    one = {"disable_parallel_tool_use": True}
+    for choice in ({"type": "any", **one}, {"type": "tool", "name": "weather", **one}):
+        tool = {"name": "weather", "input_schema": schema}
+        *_, use = message_to(claude, "LONG", tools=[tool], tool_choice=choice, max_tokens=900).content
+        assert (use.type, use.name) == ("tool_use", "weather")
+        assert use.input["city"] in ("Rome", "Oslo")
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        function = {"type": "function", "name": "weather", "parameters": schema}
+        response = response_to(gpt, "LONG", tools=[function], tool_choice=choice, parallel_tool_calls=False)
+        assert (response.output[-1].type, response.status) == ("function_call", "completed")
+        assert json.loads(response.output[-1].arguments)["city"] in ("Rome", "Oslo")
+
+
 def test_a_thought_comes_back_with_its_answer(gpt: openai.OpenAI) -> None:
     first = response_to(gpt, "THINKS")
     again = {"role": "user", "content": "And now?"}
