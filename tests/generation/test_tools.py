@@ -214,7 +214,7 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
         ({"tool_choice": "b"}, "is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "there are no tools", "tool_choice"),
         ({"tool_choice": "required", "regex": "a"}, "must have the form of regex; leave out one", "tool_choice"),
-        ({"tools": [{"name": "a", "parameters": {"minProperties": "x"}}], "tool_choice": "a"}, "as of the param", "tools"),
+        ({"tools": [{"name": "a", "parameters": {"minProperties": "x"}}], "tool_choice": "a"}, "cannot be", "tools"),
         ({"reasoning_effort": "much"}, "expected one of none, minimal, low", "reasoning_effort"),
         ({"template_options": {"messages": "a"}}, "which it may not set", "template_options"),
         ({"template_options": {"a": []}}, "a of template_options is no boolean", "template_options"),
