@@ -55,12 +55,13 @@ class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
     A datastore is searched by the workers, or by the processes at `shards`, and if `partial` also without some of them.
-    With an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the
-    `adapters`. `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many
-    connections. Without an `auth_file` HTTP answers only requests for an IP address, for localhost, or for a name of
-    `allowed_hosts`, and only pages of its own or of an origin in there. `num_workers` processes each own a copy of the
-    model and its datastores, with `num_threads` threads (0: all cores, divided among them). A loaded worker that sends
-    no heartbeat for `worker_timeout_s` is killed and replaced.
+    With an `encoder`, passages are found by its vectors, which every worker loads, and texts of callers get some. A
+    `reranker` orders documents of callers. Requests may name one of the `adapters`. `port=0` takes any free port. With
+    `http_port` the same calls are served over HTTP too, to as many connections. Without an `auth_file` HTTP answers
+    only requests for an IP address, for localhost, or for a name of `allowed_hosts`, and only pages of its own or of an
+    origin in there. `num_workers` processes each own a copy of the model and its datastores, with `num_threads` threads
+    (0: all cores, divided among them). A loaded worker that sends no heartbeat for `worker_timeout_s` is killed and
+    replaced.
 
     At most `max_running` requests run at a time and `max_queued` wait, with at most `max_queued_tokens` of prompts.
     Further requests are refused. The keys and values of running generations take at most `max_cache_bytes` (0: half of
@@ -123,10 +124,16 @@ class ServerConfig:
     encoder: str = field(
         default="auto",
         metadata=option(
-            "BERT encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
+            "Encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
             metavar="FOLDER|auto|none", panel=MODEL,
         ),
     )  # fmt: skip
+    reranker: str | None = field(
+        default=None,
+        metadata=option(
+            "Cross-encoder that orders documents for /v1/rerank.", metavar="FOLDER", panel=MODEL, default="the encoder"
+        ),
+    )
     adapters: tuple[AdapterFolder, ...] = field(
         default=(),
         metadata=option(

@@ -27,8 +27,8 @@ from memlm.model.files.checkpoint import save_checkpoint
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
 RUNNING = (
-    "adapters", "changes", "cluster", "concepts", "datastore", "generate", "http", "inspect", "integrations", "model",
-    "operation", "prompting", "search", "security", "service", "when",
+    "adapters", "agents", "changes", "cluster", "concepts", "datastore", "generate", "http", "inspect", "integrations",
+    "model", "operation", "prompting", "search", "security", "service", "when",
 )  # fmt: skip
 PAGES = [README, TUTORIAL, *(ROOT / f"docs/{name}.md" for name in RUNNING)]
 NOTES = ROOT / "examples/notes"

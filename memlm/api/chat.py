@@ -117,13 +117,13 @@ class ChatRequest(StreamRequest):
             )
         check_num_passages(self.num_passages)
         check_tools(self.tools, self.tool_choice)
-        if self.must_call and self.constraint.name:
-            raise InvalidInput(
-                f"tool_choice is {self.tool_choice!r}, and the text must have the form of {self.constraint.name}; leave"
-                " out one",
-                field="tool_choice",
-            )
         check_template_options(self.template_options)
+        if self.constraint.name and self.offered_tools and self.tool_choice != "auto":
+            raise InvalidInput(
+                f"{self.constraint.name} is given with the tool_choice {self.tool_choice!r}, which leaves no content to"
+                " have a form; leave out one",
+                field=self.constraint.name,
+            )
         if self.reasoning_effort is not None and self.reasoning_effort not in EFFORTS:
             raise InvalidInput(
                 f"reasoning_effort is {self.reasoning_effort!r}; expected one of {', '.join(EFFORTS)}",
@@ -184,11 +184,6 @@ class ChatRequest(StreamRequest):
         """All texts that a template may write of it."""
         messages = (text for message in self.messages for text in message.texts)
         return (*messages, *(json.dumps(tool.as_function) for tool in self.offered_tools))
-
-    @property
-    def must_call(self) -> bool:
-        """Whether the answer has to call a tool."""
-        return self.tool_choice not in ("auto", "none")
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:

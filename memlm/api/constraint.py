@@ -16,6 +16,8 @@ from memlm.errors import InvalidInput
 
 MAX_CHARACTERS = 1 << 16  # of a schema or a grammar
 MAX_CHOICES = 1024
+# Between the parts of JSON: a space, or a new line and its indentation. Some models would write spaces to the end.
+WHITESPACE = r" |\n[ \t]{0,16}"
 
 
 def parse_schema(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from memlm.base.printable import one_line
 from memlm.base.texts import read_text
 from memlm.cli.terminal.console import emit_json, err
 from memlm.cli.terminal.fields import with_fields
+from memlm.cli.terminal.secret_argument import hide_argument
 from memlm.server.config import MIN_SECRET_CHARS, ServerConfig, is_on_ray
 from memlm.server.registry import built_in
 from memlm.server.telemetry.logs import json_line
@@ -65,7 +65,8 @@ def serve(
         emit_json(_without_passwords(config))
         return
 
-    _hide_api_key(config.api_key)
+    if config.api_key is not None:
+        hide_argument(config.api_key)
     config = found_on_ray(config)
     from memlm.server.ownership import keep_private
     from memlm.server.processes import process_context
@@ -108,6 +109,7 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
         f"  encoder     {_encoder(config.encoder)}",
+        *([f"  reranker    {config.reranker}"] if config.reranker else []),
         *([f"  more in     {config.store_dir}: `memlm index build --target` adds some"] if config.store_dir else []),
         f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
         f" {format_bytes(config.max_session_bytes)} of sessions",
@@ -130,17 +132,6 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
 def _with_key_of_the_environment(config: ServerConfig) -> ServerConfig:
     """The settings with the secret in MEMLM_API_KEY, by which the clients know theirs too, unless others are given."""
     return config if config.wants_token else replace(config, api_key=os.environ.get(API_KEY) or None)
-
-
-def _hide_api_key(key: str | None) -> None:
-    """Begins anew without a secret that was given as an option, since every user sees the options of processes."""
-    words = sys.orig_argv[1:]
-    if key is None or not any(word in (key, f"--api-key={key}") for word in words):
-        return
-    os.environ[API_KEY] = key
-    kept = [word for word, before in zip(words, ["", *words], strict=False) if "--api-key" not in (word, before)]
-    kept = [word for word in kept if word != f"--api-key={key}"]
-    os.execv(sys.executable, [sys.executable, *kept])
 
 
 def _without_passwords(config: ServerConfig) -> ServerConfig:

@@ -32,7 +32,7 @@ from memlm.api.datastores import (
     StoreInfo,
     UnloadDatastoreRequest,
 )
-from memlm.api.documents import PART_TOKENS, DocumentText, ReadDocumentRequest
+from memlm.api.documents import PART_TOKENS, DocumentPage, DocumentText, ListDocumentsRequest, ReadDocumentRequest
 from memlm.api.operations import (
     CancelOperationRequest,
     DeleteOperationRequest,
@@ -200,6 +200,12 @@ class AsyncDatastores:
             text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
         )
         return await self._transport.ask(request, timeout_s)
+
+    async def list_documents(
+        self, store: str | None = None, *, page_size: int = 0, page_token: str = "", timeout_s: float | None = None
+    ) -> DocumentPage:
+        """A page of a datastore's documents, by their ids: at most `page_size` and 1,000 of them, from a token on."""
+        return await self._transport.ask(ListDocumentsRequest(store, page_size, page_token), timeout_s)
 
     async def read_document(
         self,

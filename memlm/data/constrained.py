@@ -15,12 +15,10 @@ from jaxtyping import Float32
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from memlm.api.constraint import Constraint
+from memlm.api.constraint import WHITESPACE, Constraint
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 
-# Between the parts of JSON: a space, or a new line and its indentation. Some models would write spaces to the end.
-WHITESPACE = r" |\n[ \t]{0,16}"
 # Processor time in which a form has to say which tokens may follow: that of a usual one is 0.02 to 0.1 ms a token, and
 # all texts of a batch wait for it.
 FREE_S, TOKEN_S = 0.5, 0.002
@@ -38,10 +36,10 @@ class Matcher:
     once it has its form.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, grammar: str, constraint: Constraint) -> None:
-        """Raises InvalidInput for a form that cannot be compiled."""
+    def __init__(self, tokenizer: LLTokenizer, grammar: str, name: str) -> None:
+        """Raises InvalidInput for a form that cannot be compiled. `name` is the field that asks for it."""
         self._matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
-        self._constraint, self._size = constraint, tokenizer.vocab_size
+        self._name, self._size = name, tokenizer.vocab_size
         self._bits = allocate_token_bitmask(1, tokenizer.vocab_size)
         self._spent_s, self._num_tokens = 0.0, 0
         self._check()
@@ -68,10 +66,6 @@ class Matcher:
                 " repetitions in repetitions", field=self._name,
             )  # fmt: skip
 
-    @property
-    def _name(self) -> str:
-        return self._constraint.name
-
     def _look(self) -> None:
         fill_next_token_bitmask(self._matcher, self._bits)
         self._check()
@@ -88,13 +82,13 @@ class TextForms:
         self._tokenizer, self._making = tokenizer, Lock()
         self._vocabularies = dict[tuple[int, ...], LLTokenizer]()
 
-    def matcher(self, constraint: Constraint, end_ids: tuple[int, ...]) -> Matcher:
-        """Compiles a constraint for a text that one of these tokens ends. Raises InvalidInput, naming the field and, in
-        a JSON Schema, the place.
+    def matcher(self, constraint: Constraint, end_ids: tuple[int, ...], name: str = "") -> Matcher:
+        """Compiles a constraint for a text that one of these tokens ends. Raises InvalidInput, naming the field that
+        asks for it, by default that of the constraint, and in a JSON Schema the place.
         """
         vocabulary = self._vocabulary(end_ids)
         try:
-            return Matcher(vocabulary, _grammar_of(constraint), constraint)
+            return Matcher(vocabulary, _grammar_of(constraint), name or constraint.name)
         except InvalidInput as error:
             if not constraint.json_schema:
                 raise
@@ -184,7 +178,7 @@ def _parts_of(schema: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 def _compiles(schema: dict[str, Any], vocabulary: LLTokenizer) -> bool:
     try:
-        Matcher(vocabulary, _grammar_of_schema(schema), Constraint(regex="."))
+        Matcher(vocabulary, _grammar_of_schema(schema), "json_schema")
     except InvalidInput:
         return False
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -89,9 +89,9 @@ class Generation:
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
         request_id = request_id or secrets.token_hex(8)
-        self._reply = Reply.of(checkpoint, request, prompt.ids, request_id)
+        self.reply = Reply.of(checkpoint, request, prompt.ids, request_id)
         self.accepted = replace(
-            _accepted(retriever, request_id, seed), reply=None if self._reply is None else self._reply.format
+            _accepted(retriever, request_id, seed), reply=None if self.reply is None else self.reply.format
         )
         self.usage = Usage(prompt_tokens=len(prompt.ids))
         self.finished: Finished | None = None
@@ -101,7 +101,7 @@ class Generation:
             self._tokenizer, retriever,
             num_neighbors=request.neighbors, num_alternatives=request.top_logprobs,
             first_place=begin + len(self._context_ids) - self.prompt_positions + 1,
-            shown=None if self._reply is None else self._reply.shown,
+            shown=None if self.reply is None else self.reply.shown,
         )  # fmt: skip
 
     @classmethod
@@ -125,22 +125,17 @@ class Generation:
                 checkpoint, request, prompt, retriever, past,
                 request_id=request_id, lease=lease, own_decoder=own_decoder,
             )  # fmt: skip
-            if (make := generation._matcher_maker(checkpoint)) is not None:
+            constraint, name = request.constraint, request.constraint.name
+            if generation.reply is not None:
+                constraint, name = generation.reply.constraint_of(request)
+            if name:
+                make = partial(checkpoint.forms.matcher, constraint, generation.end_ids, name)
                 generation.matcher = yield Offload(make, is_long=True)
             return generation
         except BaseException:
             if lease is not None:
                 lease.end(None)
             raise
-
-    def _matcher_maker(self, checkpoint: Checkpoint) -> Callable[[], Matcher] | None:
-        """Compiles the form that the text must have, None for a free text."""
-        request, forms = self._request, checkpoint.forms
-        if request.constraint.name:
-            return partial(forms.matcher, request.constraint, self.end_ids)
-        if self._reply is not None and isinstance(request, ChatRequest) and request.must_call:
-            return partial(self._reply.matcher, forms, self.end_ids)
-        return None
 
     def _new_drafts(self, expected_ids: Sequence[int]) -> Drafts:
         """By default, drafts come only where they change not even the last bits of a probability. Rows with an adapter
@@ -245,11 +240,11 @@ class Generation:
         num_read = min(place, num_accepted)
         if self.past is not None:
             self.past.cache.crop(len(self.past.cache) - len(lm_logprobs_NV) + 1 + num_read)
-        if self._reply is not None:
-            self._reply.add(tokens)
+        if self.reply is not None:
+            self.reply.add(tokens)
         if reason is not None:
             self.usage = replace(self.usage, drafts=self.drafts.usages)
-            message = None if self._reply is None else self._reply.finish()
+            message = None if self.reply is None else self.reply.finish()
             self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage, message)
         return tuple(tokens), num_read
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memlm.api.chat import ChatRequest, Message
-from memlm.api.constraint import Constraint
+from memlm.api.constraint import MAX_CHARACTERS, Constraint
 from memlm.api.generation import Token
 from memlm.api.params import StreamRequest
 from memlm.api.replies.families import markers_of, tags_of
-from memlm.api.replies.grammar import forced_calls_grammar
+from memlm.api.replies.grammar import reply_grammar
 from memlm.api.replies.reading import ReplyReader
 from memlm.api.tools import ReplyFormat
 from memlm.data.chat import ChatTemplate
-from memlm.data.constrained import Matcher, TextForms
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import InvalidInput
 from memlm.model.files.checkpoint import Checkpoint
@@ -25,13 +24,12 @@ class Reply:
     """`shown` are the bytes of control tokens that are part of the answer's syntax, and else would be no text."""
 
     def __init__(self, reply: ReplyFormat, request: ChatRequest, tokenizer: Tokenizer, request_id: str) -> None:
-        self.format, self._request = reply, request
+        self.format, self._control = reply, tokenizer.special_tokens
         self._reader = ReplyReader(
             reply, request.offered_tools, request_id=request_id, parallel=request.parallel_tool_calls
         )
-        known = tokenizer.special_tokens
-        self._special = {marker: known[marker] for marker in markers_of(reply) if marker in known}
-        self.shown = {token_id: marker.encode() for marker, token_id in self._special.items()}
+        ids = {marker: tokenizer.special_tokens.get(marker) for marker in markers_of(reply)}
+        self.shown = {token_id: marker.encode() for marker, token_id in ids.items() if token_id is not None}
 
     @classmethod
     def of(
@@ -46,26 +44,32 @@ class Reply:
         )
         return None if found is None else cls(found, request, tokenizer, request_id)
 
-    def matcher(self, forms: TextForms, end_ids: tuple[int, ...]) -> Matcher:
-        """Leads the answer of a request that must call a tool. Raises InvalidInput for parameters of a tool that cannot
-        be followed.
+    def constraint_of(self, request: StreamRequest) -> tuple[Constraint, str]:
+        """The form of the whole answer, with the syntax of its calls and its thought, and the field that asks for it,
+        "" where none does. A grammar is the whole answer's: raises InvalidInput where the prompt has begun a thought.
         """
-        request = self._request
-        try:
-            grammar = forced_calls_grammar(
-                self.format,
-                request.tools,
-                request.tool_choice,
-                parallel=request.parallel_tool_calls,
-                special=self._special,
-            )
-            return forms.matcher(Constraint(grammar=grammar), end_ids)
-        except (InvalidInput, RecursionError) as error:
+        assert isinstance(request, ChatRequest)
+        form, tools = request.constraint, request.offered_tools
+        must_call = bool(tools) and request.tool_choice != "auto"
+        if form.grammar and self.format.in_thought:
             raise InvalidInput(
-                f"tool_choice {request.tool_choice!r} cannot be followed, as of the parameters of a tool ({error});"
-                " give simpler ones, or tool_choice 'auto'",
+                "grammar is given, and the model begins with a thought, which the grammar would have to hold; turn it"
+                " off by a variable of its template (as enable_thinking), or give a regex or a json_schema",
+                field="grammar",
+            )
+        if form.grammar or not (must_call or form.name):
+            return form, form.name
+        grammar = reply_grammar(
+            self.format, tools, request.tool_choice, parallel=request.parallel_tool_calls, special=self._control,
+            form=None if must_call else form,
+        )  # fmt: skip
+        if tools and len(grammar) > MAX_CHARACTERS:
+            raise InvalidInput(
+                f"the schemas of the tools to call have {len(grammar):,} characters; expected at most"
+                f" {MAX_CHARACTERS:,}: offer fewer tools, or name one by tool_choice",
                 field="tools",
-            ) from None
+            )
+        return Constraint(grammar=grammar), "tools" if must_call else form.name
 
     def add(self, tokens: Iterable[Token]) -> None:
         """Reads more of the answer."""

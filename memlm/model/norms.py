@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -22,7 +25,12 @@ class OffsetRMSNorm(nn.RMSNorm):
         return F.rms_norm(wide, self.normalized_shape, 1 + self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
-NORMS: dict[str, type[nn.Module]] = {"rms": nn.RMSNorm, "rms_offset": OffsetRMSNorm, "layer": nn.LayerNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "rms": nn.RMSNorm,
+    "rms_offset": OffsetRMSNorm,
+    "layer": nn.LayerNorm,
+    "layer_unbiased": partial(nn.LayerNorm, bias=False),
+}
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

@@ -200,6 +200,17 @@ class Service:
         self._check_draining()
         return data
 
+    async def read_unnamed(self, transport: Transport) -> tuple[Principal, bytes]:
+        """Reads a message that names its call within, as one of MCP, and returns its sender too. Each call that is made
+        for it is to be admitted.
+        """
+        caller = self._authenticator.authenticate(transport.invocation_metadata())
+        key = _queue_key(caller, transport)
+        with self._open.hold(key, 1):
+            data = await self._reader.read_message(transport, key)
+        self._check_draining()
+        return caller, data
+
     async def read_messages(self, call: AdmittedCall) -> AsyncIterator[bytes]:
         """Reads the messages of a call with many requests."""
         async for data in self._reader.read_messages(call.transport):

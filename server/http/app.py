@@ -23,6 +23,7 @@ from memlm.server.frontend.service import Service
 from memlm.server.http.endpoints import ENDPOINTS, Handler
 from memlm.server.http.errors import NotAllowed, headers_of, reply_of, status_of
 from memlm.server.http.exchange import Exchange
+from memlm.server.http.mcp import endpoint as mcp
 from memlm.server.http.openapi import docs_page, openapi_document
 from memlm.server.http.request_ids import with_id
 from memlm.server.sites import Sites
@@ -96,6 +97,7 @@ class HttpApp:
             "/docs": _docs,
         }
         methods: dict[str, dict[str, Handler]] = {path: {"GET": handler} for path, handler in plain.items()}
+        methods["/mcp"] = {"POST": mcp.handle}  # which describes itself, in its own protocol
         for endpoint in ENDPOINTS:
             methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
         apps = {path: _Methods(self._service, each) for path, each in methods.items()}

@@ -9,6 +9,7 @@ from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
 from memlm.api.constraint import MAX_CHOICES as MAX_CHOICE_TEXTS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
 from memlm.api.documents import MAX_PART_TOKENS, PART_TOKENS
+from memlm.api.embeddings import MAX_INPUTS, MAX_READ_TOKENS
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
     MAX_BIAS,
@@ -364,6 +365,51 @@ TOKENIZE = _object(
 DETOKENIZE = _object(
     {"tokens": {**TOKEN_IDS, "minItems": 0, "maxItems": MAX_TOKEN_IDS}, "model": _text("The id of /v1/models.")},
     ("tokens",),
+)
+
+EMBEDDINGS = _object(
+    {
+        "input": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS},
+                {**TOKEN_IDS, "maxItems": MAX_READ_TOKENS},
+                {"type": "array", "items": TOKEN_IDS, "minItems": 1, "maxItems": MAX_INPUTS},
+            ],
+            "x-expected": f"a text, texts, token ids or lists of them: at least one, and at most {MAX_INPUTS:,} texts",
+            "description": f"A text, at most {MAX_INPUTS:,} texts, or texts as token ids of the encoder.",
+        },
+        "model": _text("The id of /v1/models, or the name of the encoder. The answer has the name of what was used."),
+        "encoding_format": {
+            "type": "string",
+            "enum": ["float", "base64"],
+            "description": "Vectors as lists of numbers, or as base64 of float32. Left out: float.",
+        },
+        "dimensions": _whole("How many numbers of each vector count, the first ones. Left out: all.", 1),
+        "truncate": _switch("Read the begin of a text that is too long, which is refused otherwise."),
+        "user": _ignored("string"),
+    },
+    ("input",),
+)
+RERANK = _object(
+    {
+        "query": _text("The query."),
+        "documents": {
+            "type": "array",
+            "items": {
+                "anyOf": [{"type": "string"}, _object({"text": _text("Its text.")}, ("text",))],
+                "x-expected": "a text, or an object with a text",
+            },
+            "minItems": 1,
+            "maxItems": MAX_INPUTS,
+            "description": f"At most {MAX_INPUTS:,} documents: texts, or objects with a text.",
+        },
+        "model": _text("The id of /v1/models, or the name of the reranker or the encoder."),
+        "top_n": _whole("How many to return, the best. Left out: all.", 1),
+        "return_documents": _switch("Return the texts of the documents too."),
+        "user": _ignored("string"),
+    },
+    ("query", "documents"),
 )
 
 _FILTERS: dict[str, Schema] = {

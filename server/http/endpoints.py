@@ -12,6 +12,7 @@ from memlm.server.http import (
     bodies,
     completions,
     datastores,
+    embeddings,
     message_bodies,
     messages,
     models,
@@ -109,6 +110,17 @@ ENDPOINTS = (
         "The tokens that a conversation has before its answer.",
         _ANTHROPIC,
         message_bodies.COUNT,
+    ),
+    Endpoint(
+        "POST", "/v1/embeddings", embeddings.embed, "Vectors of texts, by the encoder.", _OPENAI, bodies.EMBEDDINGS
+    ),
+    Endpoint(
+        "POST",
+        "/v1/rerank",
+        embeddings.rerank,
+        "Documents in the order of their relevance to a query, as Cohere and Jina have it.",
+        _QUESTIONS,
+        bodies.RERANK,
     ),
     Endpoint("POST", "/tokenize", models.tokenize, "The token ids of a text.", _TOKENS, bodies.TOKENIZE),
     Endpoint("POST", "/detokenize", models.detokenize, "The text of token ids.", _TOKENS, bodies.DETOKENIZE),

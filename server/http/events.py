@@ -18,10 +18,13 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second
 HEARTBEAT_S = 10.0  # without an event; proxies close a connection that is silent for 30 or 60 s
 
 
-class StreamForm(NamedTuple):
-    """How a kind of stream waits, ends and fails. Clients skip a comment."""
+HEARTBEAT = b": waiting\n\n"  # a comment, which clients skip
 
-    heartbeat: bytes = b": waiting\n\n"
+
+class StreamForm(NamedTuple):
+    """How a kind of stream waits, ends and fails."""
+
+    heartbeat: bytes = HEARTBEAT
     done: bytes = b"data: [DONE]\n\n"
     error: Callable[[MemlmError, str], bytes] = lambda error, request_id: server_sent(body_of(error, request_id))
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from memlm.api.chat import CountTokensRequest
-from memlm.api.generation import Finished, FinishReason
+from memlm.api.chat import ChatRequest, CountTokensRequest
+from memlm.api.generation import FinishReason
+from memlm.api.tools import arguments_of
 from memlm.errors import MemlmError
 from memlm.server.frontend.service import Service
-from memlm.server.http.chats import Rendering, answer_chat, chat_request
+from memlm.server.http.chats import Block, Kind, Rendering, answer_chat, chat_request
 from memlm.server.http.errors import message_error_of
 from memlm.server.http.events import StreamForm, typed_event
 from memlm.server.http.exchange import Exchange
@@ -23,6 +25,12 @@ _REASONS = {
     FinishReason.STOP: "stop_sequence",
     FinishReason.LENGTH: "max_tokens",
     FinishReason.TIME: "max_tokens",
+}
+
+_DELTAS = {
+    Kind.THOUGHT: ("thinking_delta", "thinking"),
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
 }
 
 
@@ -39,7 +47,7 @@ async def create_message(service: Service, exchange: Exchange) -> None:
         body = await read_body(service, call, exchange, MESSAGE)
         chat = chat_of(body, service.model.context_length)
         form = answer_form(chat, service.model_names, service.adapter_names, is_chat=True)
-        await answer_chat(service, call, exchange, chat, _Message(form, body["max_tokens"]))
+        await answer_chat(service, call, exchange, _Message(form, chat_request(chat, form), body["max_tokens"]))
 
 
 async def count_tokens(service: Service, exchange: Exchange) -> None:
@@ -52,11 +60,11 @@ async def count_tokens(service: Service, exchange: Exchange) -> None:
 
 
 class _Message(Rendering):
-    """A message in one block of text. The block of a stream is open from the first piece of text to the end."""
+    """A message, whose blocks are thoughts, texts and uses of tools."""
 
-    def __init__(self, form: AnswerForm, max_tokens: int) -> None:
-        super().__init__(form)
-        self._max_tokens, self._is_open = max_tokens, False
+    def __init__(self, form: AnswerForm, request: ChatRequest, max_tokens: int) -> None:
+        super().__init__(form, request)
+        self._max_tokens = max_tokens
 
     @property
     def stream_form(self) -> StreamForm:
@@ -65,27 +73,27 @@ class _Message(Rendering):
     def begin(self) -> Iterator[dict[str, Any]]:
         yield {"type": "message_start", "message": self._message([])}
 
-    def grow(self, piece: str) -> Iterator[dict[str, Any]]:
-        yield from self._open()
-        yield _delta({"type": "text_delta", "text": piece})
+    def open(self, block: Block) -> Iterator[dict[str, Any]]:
+        begun = _shown(replace(block, text="")) if block.kind != Kind.CALL else {**_shown(block), "input": {}}
+        yield {"type": "content_block_start", "index": block.index, "content_block": begun}
 
-    def end(self, finished: Finished) -> Iterator[dict[str, Any]]:
-        yield from self._open()
-        for citation in self._citations:
-            yield _delta({"type": "citations_delta", "citation": citation})
-        yield {"type": "content_block_stop", "index": 0}
+    def grow(self, block: Block, piece: str) -> Iterator[dict[str, Any]]:
+        kind, name = _DELTAS[block.kind]
+        yield _delta(block, {"type": kind, name: piece})
+
+    def close(self, block: Block) -> Iterator[dict[str, Any]]:
+        for citation in self._citations if block.is_cited else ():
+            yield _delta(block, {"type": "citations_delta", "citation": citation})
+        yield {"type": "content_block_stop", "index": block.index}
+
+    def end(self) -> Iterator[dict[str, Any]]:
         yield {"type": "message_delta", "delta": self._stop, "usage": self._usage, **self._memory}
         yield {"type": "message_stop"}
 
     def whole(self) -> dict[str, Any]:
-        block = {"type": "text", "text": self.answer.text}
-        citations = {"citations": self._citations} if self._citations else {}
-        return {**self._message([{**block, **citations}]), **self._memory}
-
-    def _open(self) -> Iterator[dict[str, Any]]:
-        if not self._is_open:
-            self._is_open = True
-            yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        citations = {"citations": self._citations}
+        blocks = [{**_shown(block), **(citations if block.is_cited else {})} for block in self.blocks]
+        return {**self._message(blocks), **self._memory}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": f"msg_{self.form.id}", "type": "message", "role": "assistant", "model": self.form.model}
@@ -103,6 +111,8 @@ class _Message(Rendering):
             return {"stop_reason": None, "stop_sequence": None}
         is_full = finished.reason == FinishReason.LENGTH and finished.usage.generated_tokens < self._max_tokens
         reason = "model_context_window_exceeded" if is_full else _REASONS[finished.reason]
+        if self.answer.finish_reason == "tool_calls":
+            reason = "tool_use"
         return {"stop_reason": reason, "stop_sequence": finished.stop_string}
 
     @property
@@ -137,5 +147,14 @@ class _Message(Rendering):
         return shown
 
 
-def _delta(delta: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "content_block_delta", "index": 0, "delta": delta}
+def _shown(block: Block) -> dict[str, Any]:
+    if block.call is not None:
+        arguments = arguments_of(block.call.arguments)
+        return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": arguments}
+    if block.kind == Kind.THOUGHT:
+        return {"type": "thinking", "thinking": block.text, "signature": ""}  # this server trusts any thought
+    return {"type": "text", "text": block.text}
+
+
+def _delta(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}

@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from memlm.api.answers import MAX_QUESTION_CHARACTERS
 from memlm.server.frontend.service import Service
-from memlm.server.http.chats import answer_chat
+from memlm.server.http.chats import answer_chat, chat_request
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.openai import answer_form
 from memlm.server.http.reading import read_body
@@ -28,9 +27,7 @@ async def create_response(service: Service, exchange: Exchange) -> None:
         form = replace(form, shows_memory="memory" in body)
         said = [*earlier, *messages_of(body["input"])]
         keep = partial(_keep, service, caller, said) if body.get("store", True) else None
-        question = next((each["content"] for each in reversed(said) if each["role"] == "user"), "")
-        asked = question.strip()[-MAX_QUESTION_CHARACTERS:]  # as it is searched for
-        await answer_chat(service, call, exchange, chat, ResponseAnswer(form, body, asked, keep))
+        await answer_chat(service, call, exchange, ResponseAnswer(form, chat_request(chat, form), body, keep))
 
 
 async def get_response(service: Service, exchange: Exchange) -> None:
@@ -47,7 +44,9 @@ async def delete_response(service: Service, exchange: Exchange) -> None:
         await exchange.reply_json({"id": name, "object": "response", "deleted": True})
 
 
-def _keep(service: Service, caller: str, said: list[dict[str, str]], response: Mapping[str, Any], text: str) -> bool:
+def _keep(
+    service: Service, caller: str, said: list[dict[str, Any]], response: Mapping[str, Any], answer: Mapping[str, Any]
+) -> bool:
     """Keeps a response and its conversation, without instructions, which the next turn gives anew."""
-    messages = [*said, {"role": "assistant", "content": text}]
-    return service.kept_responses.put(caller, response["id"], {"messages": messages, "response": response})
+    kept = {"messages": [*said, answer], "response": response}
+    return service.kept_responses.put(caller, response["id"], kept)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import reprlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -42,7 +43,7 @@ _WORDS = {
 def parse_json(data: bytes, schema: Schema) -> dict[str, Any]:
     """Decodes an object and checks it. Values of null count as left out. Raises InvalidInput, naming the parameter."""
     try:
-        value = json.loads(text_of(data), parse_constant=_refuse_constant)
+        value = json.loads(text_of(data), parse_constant=_refuse_constant, parse_float=_finite)
     except UnicodeDecodeError:
         raise InvalidInput("the body is not UTF-8; send JSON") from None
     except RecursionError:
@@ -198,6 +199,13 @@ def _show(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return reprlib.repr(value).encode(errors="replace").decode()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is more than a number of JSON can be")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,7 +12,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import PreTrainedTokenizerFast
 
 from memlm.api.replies.families import HARMONY_TOKENS, MARKERS, markers_of
-from memlm.api.replies.grammar import forced_calls_grammar
+from memlm.api.replies.grammar import reply_grammar
 from memlm.api.replies.reading import read_reply
 from memlm.api.tools import ReplyFormat, Tool
 
@@ -105,21 +105,21 @@ class Guide:
 def test_the_familys_own_text_is_of_the_grammar_and_is_read(tokenizer, reply, special, text, count):
     guide = Guide("", special, tokenizer)
     for choice in ("required", "weather"):
-        grammar = forced_calls_grammar(reply, TOOLS, choice, special=guide.ids)
+        grammar = reply_grammar(reply, TOOLS, choice, special=guide.ids)
         assert guide.accepts(grammar, text) == (choice == "required" or (count == 1 and not text.startswith("[{")))
     calls = read_reply(text, reply, TOOLS).tool_calls
     assert [call.name for call in calls] == ["weather"] * count
     assert all(json.loads(call.arguments)["city"].startswith("Rome") for call in calls)
-    other = forced_calls_grammar(reply, TOOLS, "get.time-2", special=guide.ids)
+    other = reply_grammar(reply, TOOLS, "get.time-2", special=guide.ids)
     assert not guide.accepts(other, text)
-    alone = forced_calls_grammar(reply, TOOLS, "required", parallel=False, special=guide.ids)
+    alone = reply_grammar(reply, TOOLS, "required", parallel=False, special=guide.ids)
     assert guide.accepts(alone, text) == (count == 1 and not text.startswith("[{"))
 
 
 @pytest.mark.parametrize(("reply", "special", "text", "count"), CASES)
 def test_what_breaks_the_schema_is_not_of_the_grammar(tokenizer, reply, special, text, count):
     guide = Guide("", special, tokenizer)
-    grammar = forced_calls_grammar(reply, TOOLS, "required", special=guide.ids)
+    grammar = reply_grammar(reply, TOOLS, "required", special=guide.ids)
     for change in (("Rome", 'Rome", "a": "b'), ("city", "town"), ("weather", "rm"), ('"C"', '"K"'), ("\nC\n", "\nK\n")):
         broken = text.replace(*change)
         assert broken == text or ("parameter" in text and change[0] == "Rome") or not guide.accepts(grammar, broken)
@@ -137,7 +137,7 @@ def test_a_text_that_the_grammar_leads_is_read_as_calls(tokenizer, reply, is_spe
     simple = Tool("weather", "", {"type": "object", "properties": {"days": {"type": "integer", "maximum": 9}},
                                   "required": ["days"], "additionalProperties": False})  # fmt: skip
     tools, whole = (simple, Tool("open", "", {"properties": {}, "additionalProperties": False})), 0
-    grammar = forced_calls_grammar(reply, tools, "required", special=guide.ids)
+    grammar = reply_grammar(reply, tools, "required", special=guide.ids)
     for seed in range(40):
         text, is_whole = guide.invent(grammar, seed, 400)
         whole += is_whole

@@ -13,7 +13,19 @@ import grpc
 import pytest
 from running import Wire
 
-from memlm.api import answers, chat, datastores, documents, generation, operations, params, scoring, sessions, tracing
+from memlm.api import (
+    answers,
+    chat,
+    datastores,
+    documents,
+    embeddings,
+    generation,
+    operations,
+    params,
+    scoring,
+    sessions,
+    tracing,
+)
 from memlm.api import server as api_server
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.handles import Operation, Session
@@ -35,6 +47,8 @@ METHOD_OF = {
     "CancelGeneration": "generate",  # by closing its stream
     "Score": "score",
     "Trace": "trace",
+    "Embed": "embed",
+    "Rerank": "rerank",
     "Tokenize": "tokenize",
     "Detokenize": "detokenize",
     "GetModel": "get_model",
@@ -42,6 +56,7 @@ METHOD_OF = {
     "ListDatastores": "list",
     "Search": "search",
     "FindPassages": "find_passages",
+    "ListDocuments": "list_documents",
     "ReadDocument": "read_document",
     "DeleteDocuments": "delete_documents",
     "CreateSession": "session",
@@ -147,6 +162,7 @@ def test_every_call_is_asked_by_a_question_of_its_name() -> None:
         params,
         chat,
         answers,
+        embeddings,
         generation,
         scoring,
         tracing,

@@ -12,6 +12,7 @@ from memlm.api.chat import ChatRequest, Message
 from memlm.api.generation import FinishReason
 from memlm.api.tools import ReplyFormat, Tool, ToolCall
 from memlm.errors import InvalidInput
+from memlm.generation import replies
 from memlm.language_model import LanguageModel, load
 
 TOOLS = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
@@ -200,6 +201,59 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
             assert tokenizer_.decode_bytes(ids).count(b"obey") == (7 if source == native else 5)
 
 
+ZONE = {
+    "type": "object",
+    "properties": {"zone": {"enum": ["UTC"]}},
+    "required": ["zone"],
+    "additionalProperties": False,
+}
+CLOCKS = [{"name": name, "parameters": ZONE} for name in ("time", "date")]
+HERMES_MARKS, HARMONY_MARKS = "<tool_call></tool_call>arguments", "<|channel|>"
+
+
+@pytest.mark.parametrize("choice", ["required", "date"])
+@pytest.mark.parametrize("marker", [HERMES_MARKS, HARMONY_MARKS, "<|python_tag|>", "[TOOL_CALLS]"])
+def test_a_model_that_must_call_a_tool_does(speaker, marker, choice):
+    """Of its own it would say another thing."""
+    with speaker(NATIVE.replace("%s", marker), "No call.") as lm:
+        answer = ask(lm, tools=CLOCKS, tool_choice=choice, parallel_tool_calls=False, max_tokens=900)
+        ((name, arguments),) = called(answer)
+        assert name in (("time", "date") if choice == "required" else ("date",))
+        assert arguments == {"zone": "UTC"}
+        assert answer.message.content == ""
+        assert answer.finished.reason is FinishReason.END
+
+
+@pytest.mark.parametrize("form", [{"json_schema": {"enum": [1, 2]}}, {"regex": "[12]/?"}, {"choices": ["1", "2"]}])
+@pytest.mark.parametrize("tools", [(), CLOCKS])
+def test_a_form_is_that_of_the_content_behind_a_thought(speaker, form, tools):
+    template = CHATML.replace("assistant\n", "assistant\n<think>") + "{# </think> #}"
+    with speaker(template, "hm ", "so\n</think>", "No form.", cue="<think>") as lm:
+        answer = lm.chat(ASKED, temperature=0, tools=tools, max_tokens=100, **form).result()
+        assert answer.reasoning == "hm so"
+        if not answer.tool_calls:
+            assert answer.message.content.rstrip("/") in ("1", "2")
+        with pytest.raises(InvalidInput, match="begins with a thought"):
+            lm.chat(ASKED, grammar="start: /a/")
+
+
+def test_schemas_of_calls_that_are_too_long_are_refused(speaker, monkeypatch):
+    monkeypatch.setattr(replies, "MAX_CHARACTERS", 100)
+    with speaker(CHATML.replace("assistant\n", "assistant\nCUE"), "Hi") as lm:
+        with pytest.raises(InvalidInput, match="the schemas of the tools to call have") as caught:
+            ask(lm, tools=CLOCKS, tool_choice="required")
+        assert caught.value.field == "tools"
+
+
+def test_an_answer_with_a_form_may_call_a_tool_instead(speaker):
+    pieces = ['<tool_call>\n{"name": "time", ', '"arguments": {"zone":', ' "UTC"}}', "\n</tool_call>"]
+    for said, calls in ((pieces, UTC), (["2"], [])):
+        with speaker(NATIVE.replace("%s", HERMES_MARKS), *said) as lm:
+            answer = ask(lm, tools=CLOCKS, json_schema={"enum": [1, 2]})
+            assert called(answer) == calls
+            assert answer.message.content == ("" if calls else "2")
+
+
 @pytest.mark.parametrize(
     ("options", "says", "field"),
     [
@@ -213,8 +267,8 @@ def test_a_tool_cannot_forge_a_role(tmp_path, tokenizer):
         ({"tools": [{"name": "a", "parameters": {"a": {1}}}]}, "cannot be written as JSON", "tools.parameters"),
         ({"tool_choice": "b"}, "is 'b'; expected auto, none, required, or the name of a tool", "tool_choice"),
         ({"tools": (), "tool_choice": "required"}, "there are no tools", "tool_choice"),
-        ({"tool_choice": "required", "regex": "a"}, "must have the form of regex; leave out one", "tool_choice"),
-        ({"tools": [{"name": "a", "parameters": {"minProperties": "x"}}], "tool_choice": "a"}, "cannot be", "tools"),
+        ({"tool_choice": "required", "regex": "a"}, "regex is given with the tool_choice 'required'", "regex"),
+        ({"tools": [{"name": "a", "parameters": {"not": {}}}], "tool_choice": "a"}, "Unimplemented keys", "tools"),
         ({"reasoning_effort": "much"}, "expected one of none, minimal, low", "reasoning_effort"),
         ({"template_options": {"messages": "a"}}, "which it may not set", "template_options"),
         ({"template_options": {"a": []}}, "a of template_options is no boolean", "template_options"),

@@ -196,10 +196,11 @@ def test_what_this_version_lacks_is_refused_by_name(tmp_path, file, changes, say
 
 def test_modules_behind_the_encoder_are_refused_by_name(tmp_path):
     folder = save_bert("masked", tmp_path / "bert")
-    modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Dense")]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(Incompatible, match="Dense"):
-        load_encoder(folder)
+    for kinds in (("Transformer", "Pooling", "LSTM"), ("Transformer", "Pooling", "Normalize", "Dense")):
+        modules = [{"type": f"sentence_transformers.models.{name}"} for name in kinds]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(Incompatible, match=kinds[-1]):
+            load_encoder(folder)
 
 
 def test_encoders_and_decoders_are_not_taken_for_each_other(tmp_path, tokenizer):
@@ -237,7 +238,7 @@ def test_texts_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"positions": "rotary"},
+        {"positions": "alibi"},
         {"tied_embeddings": False},
         {"norm_order": "pre"},
         {"windows": (3, 3)},

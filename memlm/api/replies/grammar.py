@@ -1,4 +1,6 @@
-"""The grammar of an answer that must call a tool, in the family's own syntax: Lark as llguidance has it."""
+"""The grammar of an answer that must call a tool or have a form, in the family's own syntax, behind a thought: Lark as
+llguidance has it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memlm.api.constraint import WHITESPACE, Constraint
 from memlm.api.replies.families import CODER, GEMMA, HARMONY, LLAMA, MISTRAL, tags_of
 from memlm.api.tools import ReplyFormat, Tool
 
@@ -16,35 +19,48 @@ ANY_TEXT = "/(?s:.*)/"
 _PARAMETER = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-def forced_calls_grammar(
+def reply_grammar(
     reply: ReplyFormat,
     tools: Sequence[Tool],
     tool_choice: str,
     *,
     parallel: bool = True,
     special: Mapping[str, int] | None = None,
+    form: Constraint | None = None,
 ) -> str:
-    """A grammar whose texts call a tool, as `reply` reads it: the chosen one once, or for the choice required one of
-    all, and several if they may be `parallel`. `special` are the ids of control tokens by their texts, which a grammar
-    names by their ids. A thought may come first. Raises StopIteration for a choice that is no tool, which `ChatRequest`
-    refuses.
+    """A grammar whose texts call a tool, as `reply` reads it: the chosen one once, or else one of all, and several if
+    they may be `parallel`. With a `form` (no grammar), a content that has it may stand in place of
+    calls, and does without tools. `special` are the ids of control tokens by their texts, which a grammar names by
+    their ids. A thought may come first.
     """
-    is_open = tool_choice == "required"
-    chosen = list(tools) if is_open else [next(tool for tool in tools if tool.name == tool_choice)]
-    return "\n".join(_Grammar(reply, special or {}).lines(chosen, parallel=parallel and is_open)) + "\n"
+    chosen = [tool for tool in tools if tool_choice in ("auto", "required", tool.name)]
+    parallel = parallel and tool_choice in ("auto", "required")
+    return "\n".join(_Grammar(reply, special or {}).lines(chosen, form, parallel=parallel)) + "\n"
 
 
 class _Grammar:
     def __init__(self, reply: ReplyFormat, special: Mapping[str, int]) -> None:
         self._reply, self._special = reply, special
 
-    def lines(self, tools: Sequence[Tool], *, parallel: bool) -> list[str]:
+    def lines(self, tools: Sequence[Tool], form: Constraint | None, *, parallel: bool) -> list[str]:
         """The rules, `start` first."""
         names = [f"call_{number}" for number in range(len(tools))]
         calls = [rule for name, tool in zip(names, tools, strict=True) for rule in self._call(name, tool)]
-        thought = self._thought()
-        start = f"{'thought ' if thought else ''}{self._around('call', parallel=parallel)}"
-        return ["%llguidance {}", f"start: {start}", *thought, f"call: {' | '.join(names)}", *calls]
+        thought, ways = self._thought(), list[str]()
+        if tools:
+            calls.insert(0, f"call: {' | '.join(names)}")
+            ways.append(self._around("call", parallel=parallel))
+        if form is not None:
+            calls.append(f"form: {_form(form)}")
+            ways.append(self._content("form"))
+        start = f"{'thought ' if thought else ''}({' | '.join(ways)})"
+        return ["%llguidance {}", f"start: {start}", *thought, *calls]
+
+    def _content(self, form: str) -> str:
+        if self._reply.calls != HARMONY:
+            return form
+        channel, message = map(self._marker, ("<|channel|>", "<|message|>"))
+        return f'{channel} "final" {message} {form}'
 
     def _around(self, call: str, *, parallel: bool) -> str:
         """One call, or several as the family joins them."""
@@ -133,6 +149,22 @@ def _parameter(name: str, key: str, schema: Mapping[str, Any], shared: Mapping[s
         value = " | ".join(map(_text, choices))
         return [f"{name}: {head} ({value}) {end}"]
     return [f"{name}: {head} {name}_value", f"{name}_value[suffix={end}]: {ANY_TEXT}"]
+
+
+def _form(form: Constraint) -> str:
+    if form.json_schema:
+        schema = json.loads(form.json_schema)
+        spaced = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        return f"%json {json.dumps({**spaced, **(schema if isinstance(schema, dict) else {})})}"
+    if form.regex:
+        return f"/{_slashed(form.regex)}/"
+    return " | ".join(map(_text, form.choices))
+
+
+def _slashed(pattern: str) -> str:
+    """A pattern between the slashes of a grammar, in one line."""
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)
+    return escaped.replace("\n", "\\n")
 
 
 def _text(text: str) -> str:

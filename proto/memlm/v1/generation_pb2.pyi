@@ -28,6 +28,13 @@ class RankBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RANK_BY_UNSPECIFIED: _ClassVar[RankBy]
     RANK_BY_RARITY: _ClassVar[RankBy]
     RANK_BY_LENGTH: _ClassVar[RankBy]
+
+class RelevanceBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RELEVANCE_BY_UNSPECIFIED: _ClassVar[RelevanceBy]
+    RELEVANCE_BY_CROSS_ENCODER: _ClassVar[RelevanceBy]
+    RELEVANCE_BY_ENCODER: _ClassVar[RelevanceBy]
+    RELEVANCE_BY_MODEL: _ClassVar[RelevanceBy]
 PASSAGES_BY_UNSPECIFIED: PassagesBy
 PASSAGES_BY_WORDS: PassagesBy
 PASSAGES_BY_MEANING: PassagesBy
@@ -40,6 +47,10 @@ FINISH_REASON_TIME: FinishReason
 RANK_BY_UNSPECIFIED: RankBy
 RANK_BY_RARITY: RankBy
 RANK_BY_LENGTH: RankBy
+RELEVANCE_BY_UNSPECIFIED: RelevanceBy
+RELEVANCE_BY_CROSS_ENCODER: RelevanceBy
+RELEVANCE_BY_ENCODER: RelevanceBy
+RELEVANCE_BY_MODEL: RelevanceBy
 
 class SamplingParams(_message.Message):
     __slots__ = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "time_limit_s", "frequency_penalty", "presence_penalty", "logit_bias")
@@ -629,6 +640,66 @@ class TokenScore(_message.Message):
     top_logprobs: _containers.RepeatedCompositeFieldContainer[Alternative]
     def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("texts", "token_ids", "dimensions", "truncate")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    token_ids: _containers.RepeatedCompositeFieldContainer[TokenIds]
+    dimensions: int
+    truncate: bool
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., dimensions: _Optional[int] = ..., truncate: bool = ...) -> None: ...
+
+class TokenIds(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EmbedResponse(_message.Message):
+    __slots__ = ("data", "dim", "model", "num_tokens")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    dim: int
+    model: str
+    num_tokens: int
+    def __init__(self, data: _Optional[bytes] = ..., dim: _Optional[int] = ..., model: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RerankRequest(_message.Message):
+    __slots__ = ("query", "documents", "top_n")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_N_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    documents: _containers.RepeatedScalarFieldContainer[str]
+    top_n: int
+    def __init__(self, query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ...) -> None: ...
+
+class RerankResponse(_message.Message):
+    __slots__ = ("documents", "by", "model", "num_tokens")
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    documents: _containers.RepeatedCompositeFieldContainer[RankedDocument]
+    by: RelevanceBy
+    model: str
+    num_tokens: int
+    def __init__(self, documents: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., by: _Optional[_Union[RelevanceBy, str]] = ..., model: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class RankedDocument(_message.Message):
+    __slots__ = ("index", "score")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    score: float
+    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
+
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -720,7 +791,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_sessions_per_caller: _Optional[int] = ..., max_token_ids: _Optional[int] = ..., max_upload_documents: _Optional[int] = ..., max_unfinished_bytes: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_caller_calls: _Optional[int] = ..., message_timeout_s: _Optional[float] = ..., connection_idle_s: _Optional[float] = ..., max_cache_bytes: _Optional[int] = ..., max_stream_bytes: _Optional[int] = ..., max_event_bytes: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device", "adapters")
+    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device", "adapters", "encoder", "reranker")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -732,6 +803,8 @@ class Model(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
+    RERANKER_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_parameters: int
     vocab_size: int
@@ -743,4 +816,6 @@ class Model(_message.Message):
     tokenizer_fingerprint: str
     device: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    encoder: str
+    reranker: str
+    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., encoder: _Optional[str] = ..., reranker: _Optional[str] = ...) -> None: ...

@@ -189,7 +189,12 @@ def _absolute(config: ServerConfig) -> ServerConfig:
         cluster=replace(config.cluster, address=ray.get_runtime_context().gcs_address),
         model=config.model.absolute() if config.model.exists() else config.model,
         stores=tuple(path.absolute() for path in config.stores),
-        encoder=str(Path(config.encoder).absolute()) if Path(config.encoder).exists() else config.encoder,
+        encoder=_absolute_if_there(config.encoder),
+        reranker=None if config.reranker is None else _absolute_if_there(config.reranker),
         adapters=tuple(AdapterFolder(each.name, each.path.absolute()) for each in config.adapters),
         session_dir=None if config.session_dir is None else config.session_dir.absolute(),
     )
+
+
+def _absolute_if_there(name: str) -> str:
+    return str(Path(name).absolute()) if Path(name).exists() else name

@@ -195,7 +195,8 @@ def test_tokens_are_counted_as_they_are_read(claude: anthropic.Anthropic, passag
 
 def refused(reply: httpx.Response, status: int, kind: str, *words: str) -> None:
     assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind), reply.text
-    assert set(reply.json()) == {"type", "error"}
+    assert set(reply.json()) == {"type", "error", "request_id"}
+    assert set(reply.json()["error"]) == {"type", "message"}
     assert reply.json()["type"] == "error"
     for word in words:
         assert word in reply.json()["error"]["message"]
@@ -225,6 +226,10 @@ def test_what_messages_lack_is_refused_by_name(http: httpx.Client, name: str) ->
         ({"stop_sequences": [""]}, ("stop",)),
         ({"output_config": {"effort": "low"}}, ("output_config.effort", "not supported")),
         ({"output_config": {"format": {"type": "json_schema"}}}, ("output_config.format.schema",)),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]}]},
+         ("messages[0].content[0].type is 'tool_use'", "assistant")),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_result", "tool_use_id": "1"}]}, *ASKED]},
+         ("messages[0].content[0].type is 'tool_result'", "user")),
         ({"system": "a\0"}, ("NUL",)),
     ],
 )  # fmt: skip

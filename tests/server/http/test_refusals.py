@@ -54,7 +54,7 @@ def guarded_web(
 def refused(reply: httpx.Response, status: int, param: str | None, *words: str) -> None:
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == {"message", "type", "param", "code", "request_id"}
     assert error["param"] == param
     for word in words:
         assert word in error["message"]
@@ -244,7 +244,7 @@ def test_errors_are_those_of_openai(web: RunningServer, ai: openai.OpenAI) -> No
 
 def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: httpx.Client) -> None:
     refused(http.get("/v2/models"), 404, None, "/v2/models", "did you mean /v1/models?")
-    for path in ("/v1/embeddings", "/v1/files", "/nonsense", "/"):
+    for path in ("/v1/images/generations", "/v1/files", "/nonsense", "/"):
         for method in ("POST", "PUT", "DELETE"):
             refused(http.request(method, path), 404, None, f"no '{path}'", "/v1/completions, /v1/chat/completions")
     refused(http.post("/chat/completions", json=TALK), 404, None, "did you mean /v1/chat/completions?")

@@ -282,7 +282,15 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "file_search_call"}]}, "messages"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"tools": [FUNCTION]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{**FUNCTION, "vector_store_ids": ["stored"]}]}, "tools[0].vector_store_ids"),
+        ({"tools": [{**SEARCH, "name": "f"}]}, "tools[0].name"),
+        ({"tools": [{**FUNCTION, "name": "f g"}]}, "tools.name"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input[0].output"),
         ({"tools": [SEARCH, SEARCH]}, "tools"),
         ({"tools": [{"type": "file_search"}]}, "tools[0].vector_store_ids"),
         ({"tools": [{**SEARCH, "filters": {"type": "eq"}}]}, "tools[0].filters"),
@@ -293,12 +301,12 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
         ({"tools": [SEARCH], "memory": {"stores": ["stored"]}}, "memory.stores"),
         ({"tools": [SEARCH], "memory": {"passages": 1}}, "memory.passages"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"top_p": 0}, "top_p"),
@@ -317,6 +325,16 @@ def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
     assert reply.status_code == 200, reply.text
     assert reply.json()["user"] == "me"
     assert set(SAMPLING) <= set(RESPONSE["properties"])
+
+
+def test_a_number_that_is_infinite_is_refused(http: httpx.Client) -> None:
+    """It could be in a schema, which the response repeats."""
+    body = json.dumps({**ASKED, "text": {"format": {"type": "json_schema", "schema": {"default": 0.5}}}})
+    headers = {"content-type": "application/json"}
+    assert http.post("/v1/responses", content=body, headers=headers).status_code == 200
+    reply = http.post("/v1/responses", content=body.replace("0.5", "1e999"), headers=headers)
+    assert reply.status_code == 400
+    assert "1e999" in reply.json()["error"]["message"]
 
 
 def test_errors_are_those_of_openai(ai: openai.OpenAI, http: httpx.Client) -> None:

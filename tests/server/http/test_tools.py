@@ -73,6 +73,18 @@ def test_the_calls_of_an_answer_come_apart_from_its_text(gpt: openai.OpenAI) -> 
     assert len({call.id for call in choice.message.tool_calls}) == 2
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_an_answer_calls_a_tool_where_the_client_says_so(gpt: openai.OpenAI, choice: Any) -> None:
+    cities = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    weather = {"name": "weather", "parameters": {**cities, "additionalProperties": False}}
+    tools = [{"type": "function", "function": weather}]
+    answer = ask(gpt, "LONG", tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=900).choices[0]
+    ((name, arguments),) = named(answer.message.tool_calls)
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert name == "weather"
+    assert arguments["city"] in ("Rome", "Oslo")
+
+
 def test_an_answer_that_is_a_call_alone_has_no_content(gpt: openai.OpenAI) -> None:
     choice = ask(gpt, "ONLY").choices[0]
     assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
@@ -188,7 +200,7 @@ def test_our_client_has_the_same_calls(speaking: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "says"),
     [
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "leave out one"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "regex", "leaves no content"),
         ({"tool_choice": {"type": "function", "function": {"name": "rm"}}}, "tool_choice", "the name of a tool"),
         ({"tool_choice": "any"}, "tool_choice", "auto, none, required, or a function by name"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice", "give tools"),
