@@ -74,24 +74,6 @@ def drafts(
     print_table(shown)
 
 
-@app.command(epilog="Example: python -m benchmarks json-schema suite/tests/draft2020-12 --model smollm2")
-def json_schema(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Files of the JSON Schema test suite.")],
-    model: options.Model,
-) -> None:
-    """Cases of the JSON Schema test suite that structured output answers right, and the time of its masks."""
-    from benchmarks.json_schema import bench_suite
-    from memlm.model.files.checkpoint import load_checkpoint
-
-    figures = bench_suite(folder, load_checkpoint(model, weights=False).tokenizer)
-    kinds = ("right", "too narrow", "too wide", "refused")
-    shown = table("file", *kinds)
-    for row in [*figures["rows"], {"file": "all", **figures}]:
-        shown.add_row(row["file"], *(str(row.get(kind, 0)) for kind in kinds))
-    print_table(shown)
-    typer.echo(f"A token takes {figures['mask_us']:.0f} us, of 99 % at most {figures['mask_us_99']:.0f} us.")
-
-
 @app.command(epilog="Example: python -m benchmarks words books/ --questions questions.txt --copies 12 --json")
 def words(
     texts: options.Texts,

@@ -21,7 +21,6 @@ from memlm.api.params import (
     StoreWeight as StoreWeight,
 )
 from memlm.api.chat import ChatRequest as ChatRequest, Message as Message
-from memlm.api.tools import Tool as Tool, ToolCall as ToolCall
 from memlm.api.generation import (
     Token as Token,
     Completion as Completion,
@@ -35,12 +34,6 @@ from memlm.api.generation import (
 from memlm.api.passages import Passage as Passage
 from memlm.api.answers import Answer as Answer
 from memlm.api.scoring import Score as Score, TokenScore as TokenScore, Figures as Figures
-from memlm.api.embeddings import (
-    Embeddings as Embeddings,
-    Ranking as Ranking,
-    RankedDocument as RankedDocument,
-    RelevanceBy as RelevanceBy,
-)
 from memlm.api.tracing import Trace as Trace, TracedSpan as TracedSpan
 from memlm.api.server import ModelInfo as ModelInfo, ServerInfo as ServerInfo
 from memlm.api.datastores import StoreInfo as StoreInfo, DeleteReport as DeleteReport

@@ -23,8 +23,6 @@ from memlm.api.datastores import (
     SearchRequest,
     StoreInfo,
 )
-from memlm.api.documents import PART_TOKENS, DocumentText, ReadDocumentRequest
-from memlm.api.embeddings import Embeddings, EmbedRequest, Ranking, RerankRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import Completion, Neighbor, TokenizeRequest
 from memlm.api.handles import Session, TokenStream
@@ -55,19 +53,19 @@ from memlm.generation.engine import Engine
 from memlm.generation.likelihood import keys_of, logits_of, loglikelihood, split_ids
 from memlm.generation.prefix_cache import DEFAULT_MAX_BYTES
 from memlm.generation.sessions.sessions import Sessions
+from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
 from memlm.index.store.manifest import read_manifest
 from memlm.model.files.adapter_files import attach_adapters
 from memlm.model.files.checkpoint import Checkpoint, load_checkpoint
-from memlm.model.files.cross_encoder_files import load_cross_encoder
-from memlm.model.files.encoder_files import Encoder, encoder_of
+from memlm.model.files.encoder_files import encoder_of
 from memlm.prompting.answers import stream_request
 from memlm.retrieval.store import ModelStore, ViewSearch
 
 R = TypeVar("R")
 
 
-def load(  # noqa: PLR0913 - a setting each
+def load(
     model: str | Path,
     stores: Sequence[str | Path] | Mapping[str, str | Path] = (),
     *,
@@ -77,7 +75,6 @@ def load(  # noqa: PLR0913 - a setting each
     extended_attention: int | None = None,
     adapters: Sequence[str | Path] | Mapping[str, str | Path] = (),
     passage_encoder: str | Path | None = "auto",
-    reranker: str | Path | None = None,
 ) -> LanguageModel:
     """Loads a model, by its folder or its id on the Hugging Face hub, and datastores that it built.
 
@@ -87,9 +84,8 @@ def load(  # noqa: PLR0913 - a setting each
     (`memlm.model.device`). With an `attention_window`, a token sees so many of the latest tokens and the first four, so
     that texts and sessions have any length. With `extended_attention` too, each head also sees so many of the tokens
     that have left the window. `adapters` are folders, or folders by name, for the option `adapter` of `generate`,
-    `chat` and `session`. `passage_encoder` is the folder of an encoder, BERT or ModernBERT, whose vectors find
-    passages by meaning in place of the model's keys, and are those of `embed`. auto is the installed one, if there is
-    one, which its first use loads, and None is none. `reranker` is the folder of a cross-encoder for `rerank`.
+    `chat` and `session`. `passage_encoder` is the folder of a BERT encoder, whose vectors find passages by meaning in
+    place of the model's keys. auto is the installed one, if there is one, which its first use loads, and None is none.
     Raises NotFound where a folder is missing, Incompatible for a datastore of another model, Corrupt for a damaged
     file, InvalidInput for a device that is not there.
     """
@@ -98,10 +94,7 @@ def load(  # noqa: PLR0913 - a setting each
         model, dtype=dtype, device=device, attention_window=attention_window, extended_attention=extended_attention
     )
     attach_adapters(checkpoint, adapters)
-    cross_encoder = None if reranker is None else load_cross_encoder(reranker, device=device)
-    lm = LanguageModel(checkpoint, stores, passage_encoder=encoder_of(passage_encoder, device=device))
-    lm.engine.reranker = cross_encoder
-    return lm
+    return LanguageModel(checkpoint, stores, passage_encoder=encoder_of(passage_encoder, device=device))
 
 
 class LanguageModel:
@@ -114,7 +107,7 @@ class LanguageModel:
         sessions: Sessions | None = None,
         *,
         may_fail: Collection[str] = (),
-        passage_encoder: Encoder | None = None,
+        passage_encoder: PassageEncoder | None = None,
         shards: Sequence[str] = (),
         partial: bool = False,
         max_prefix_bytes: int = DEFAULT_MAX_BYTES,
@@ -401,29 +394,6 @@ class LanguageModel:
         """
         return self.ask(TraceRequest.of(text, store, **options))
 
-    def embed(
-        self,
-        texts: str | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        dimensions: int | None = None,
-        truncate: bool = False,
-    ) -> Embeddings:
-        """Makes a vector of length 1 for each text: by the `passage_encoder` of `load` where there is one, else the
-        mean of the model's keys. `vectors` of the answer has them as an array, and `model` is its name.
-
-        `texts` may be one text, and texts may be token ids. `dimensions` is how many numbers of each vector count, the
-        first ones, for encoders that were trained so. A text that is too long is refused, or cut with `truncate`.
-        Raises InvalidInput for texts that are empty or too many.
-        """
-        return self.ask(EmbedRequest.of(texts, dimensions=dimensions, truncate=truncate))
-
-    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> Ranking:
-        """Orders documents by their relevance to a query and returns the first `top_n` (None: all): by the `reranker`
-        of `load`, else by the cosine of the encoder's vectors, else by how likely the model finds the query behind each
-        document. Of a document that is too long, the begin counts.
-        """
-        return self.ask(RerankRequest.of(query, documents, top_n=top_n))
-
     def loglikelihood(
         self, context: str, continuation: str, **retrieval: Unpack[RetrievalOptions]
     ) -> tuple[float, bool]:
@@ -500,14 +470,6 @@ class LanguageModel:
         later chats (MemPrompt, arXiv 2201.06009). It is a document of the datastore, which can be deleted.
         """
         return self.ask(feedback_request(question, feedback, store))
-
-    def read_document(
-        self, document_id: str, *, store: str | None = None, token_offset: int = 0, num_tokens: int = PART_TOKENS
-    ) -> DocumentText:
-        """Reads at most `num_tokens` of a document's text, from a token on: its tokens as text, so of a converted file
-        the text that was indexed. Raises NotFound for a document that is not there.
-        """
-        return self.ask(ReadDocumentRequest(document_id, store, token_offset, num_tokens))
 
     def delete_documents(self, document_ids: Sequence[str], *, store: str | None = None) -> DeleteReport:
         """Deletes documents for good: once this returns, they influence no answer.

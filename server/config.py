@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from memlm.server.sites import NO_ORIGIN, check_site
 from memlm.server.telemetry.logs import FORMATS
 
 MIN_SESSION_BYTES = 1 << 20
-MIN_SECRET_CHARS = 16  # of a token
 # Panels of the command-line options.
 MODEL, NETWORK, PROCESSES, LIMITS = "Model", "Network", "Processes", "Limits"
 SESSIONS, DATASTORES, SECURITY, OBSERVE = "Sessions", "Datastores", "Security", "Logs and metrics"
@@ -55,13 +53,12 @@ class ServerConfig:
     """The model and datastores that are served, the address, and every limit. Raises InvalidInput for a bad value.
 
     A datastore is searched by the workers, or by the processes at `shards`, and if `partial` also without some of them.
-    With an `encoder`, passages are found by its vectors, which every worker loads, and texts of callers get some. A
-    `reranker` orders documents of callers. Requests may name one of the `adapters`. `port=0` takes any free port. With
-    `http_port` the same calls are served over HTTP too, to as many connections. Without an `auth_file` HTTP answers
-    only requests for an IP address, for localhost, or for a name of `allowed_hosts`, and only pages of its own or of an
-    origin in there. `num_workers` processes each own a copy of the model and its datastores, with `num_threads` threads
-    (0: all cores, divided among them). A loaded worker that sends no heartbeat for `worker_timeout_s` is killed and
-    replaced.
+    With an `encoder`, passages are found by its vectors, which every worker loads. Requests may name one of the
+    `adapters`. `port=0` takes any free port. With `http_port` the same calls are served over HTTP too, to as many
+    connections. Without an `auth_file` HTTP answers only requests for an IP address, for localhost, or for a name of
+    `allowed_hosts`, and only pages of its own or of an origin in there. `num_workers` processes each own a copy of the
+    model and its datastores, with `num_threads` threads (0: all cores, divided among them). A loaded worker that sends
+    no heartbeat for `worker_timeout_s` is killed and replaced.
 
     At most `max_running` requests run at a time and `max_queued` wait, with at most `max_queued_tokens` of prompts.
     Further requests are refused. The keys and values of running generations take at most `max_cache_bytes` (0: half of
@@ -80,8 +77,7 @@ class ServerConfig:
     `connection_idle_s`. A caller has at most `max_caller_calls` open.
 
     With `tls_cert` and `tls_key` the server uses TLS, and with `tls_client_ca` it accepts only clients with a
-    certificate of that authority. The tokens of an `auth_file` restrict callers. With an `api_key` all have that
-    one token, and every right.
+    certificate of that authority. The tokens of an `auth_file` restrict callers.
 
     Datastores that clients build are kept in `store_dir`. `index_workers` processes of `index_threads` threads (0: all
     cores) build them at the niceness `index_nice`, or with "idle" in the scheduler's idle class. After a job, a process
@@ -90,8 +86,8 @@ class ServerConfig:
     wait. Texts come from folders under `corpus_roots`, or from uploads of at most `max_upload_bytes` and
     `max_upload_documents`.
 
-    At `log_level` info, or with `access_log`, each call is logged in a line, with its prompt only if `log_prompts`. The
-    OpenTelemetry collector at `otlp` gets spans. After SIGTERM running requests may take `drain_s`.
+    At `log_level` info each call is logged in a line, with its prompt only if `log_prompts`. The OpenTelemetry
+    collector at `otlp` gets spans. After SIGTERM running requests may take `drain_s`.
     """
 
     model: Path = field(
@@ -124,16 +120,10 @@ class ServerConfig:
     encoder: str = field(
         default="auto",
         metadata=option(
-            "Encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
+            "BERT encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
             metavar="FOLDER|auto|none", panel=MODEL,
         ),
     )  # fmt: skip
-    reranker: str | None = field(
-        default=None,
-        metadata=option(
-            "Cross-encoder that orders documents for /v1/rerank.", metavar="FOLDER", panel=MODEL, default="the encoder"
-        ),
-    )
     adapters: tuple[AdapterFolder, ...] = field(
         default=(),
         metadata=option(
@@ -342,14 +332,6 @@ class ServerConfig:
         default=None,
         metadata=option("Bearer tokens (TOML): their calls, datastores and rates.", metavar="FILE", panel=SECURITY),
     )
-    api_key: str | None = field(
-        default=None,
-        repr=False,
-        metadata=option(
-            "One secret of all callers, in place of --auth-file. MEMLM_API_KEY keeps it out of the shell's history.",
-            metavar="SECRET", panel=SECURITY,
-        ),
-    )  # fmt: skip
     drain_s: float = field(
         default=30.0,
         metadata=option("Let running requests finish after SIGTERM.", metavar="SECONDS", panel=PROCESSES),
@@ -360,9 +342,6 @@ class ServerConfig:
     )
     log_format: str = field(
         default="text", metadata=option("Lines for people or for machines.", metavar="text|json", panel=OBSERVE)
-    )
-    access_log: bool = field(
-        default=False, metadata=option("Log each call in a line, at any --log-level.", "--access-log", panel=OBSERVE)
     )
     log_prompts: bool = field(default=False, metadata=setting("Log prompts too."))
     otlp: str | None = field(
@@ -390,13 +369,7 @@ class ServerConfig:
                 " waits for a job",
                 field="index_ahead",
             )
-        self._check_api_key()
-        if self.api_key is not None and self.auth_file is not None:
-            raise InvalidInput(
-                "api_key and auth_file are both given; give one secret (api_key), or tokens in a file (auth_file)",
-                field="api_key",
-            )
-        if NO_ORIGIN in self.allowed_hosts and not self.wants_token:
+        if NO_ORIGIN in self.allowed_hosts and self.auth_file is None:
             raise InvalidInput(
                 f"allowed_hosts has {NO_ORIGIN}, which any page can make its origin; give tokens too (auth_file), or"
                 " serve your page at an address and give that",
@@ -464,21 +437,6 @@ class ServerConfig:
             raise InvalidInput("TLS takes tls_cert and tls_key; tls_client_ca goes with both", field="tls_cert")
         if self.otlp is not None and not self.otlp.startswith(("http://", "https://")):
             raise InvalidInput(f"otlp is {self.otlp!r}; expected http://HOST:PORT or https://HOST:PORT", field="otlp")
-
-    def _check_api_key(self) -> None:
-        """Raises InvalidInput, without the secret, for one that is short or that no header can hold."""
-        key = self.api_key
-        if key is not None and (len(key) < MIN_SECRET_CHARS or re.fullmatch("[!-~]+", key) is None):
-            raise InvalidInput(
-                f"api_key has {len(key)} characters; expected {MIN_SECRET_CHARS} or more, of ASCII without spaces, as"
-                " `openssl rand -hex 16` makes them",
-                field="api_key",
-            )
-
-    @property
-    def wants_token(self) -> bool:
-        """Whether callers have to give a secret."""
-        return self.auth_file is not None or self.api_key is not None
 
     @property
     def cache_bytes(self) -> int:

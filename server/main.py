@@ -58,7 +58,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str, str | None], None]) -> 
     Raises InvalidInput for an address that is not available, Locked if another server uses a folder, and NotFound,
     Incompatible or Corrupt for a model or datastore that cannot be loaded.
     """
-    start_logging(config.log_level, config.log_format, calls=config.access_log)
+    start_logging(config.log_level, config.log_format)
     raise_file_limit()
     with lock_folders(config) as fence:
         return asyncio.run(_Server(config, fence).run(on_ready))
@@ -72,7 +72,7 @@ class _Server:
         self._metrics.datastores.watch(lambda: self._registry.paths)
         self._workers = _engines(config)(config, lambda: self._registry.paths, self._metrics.datastores.add, fence)
         self._metrics.observe_workers(lambda: self._workers.heartbeat_age_s, lambda: self._workers.stats)
-        self._authenticator = Authenticator(config.auth_file, config.api_key)
+        self._authenticator = Authenticator(config.auth_file)
         self._credentials = server_credentials(config)
         self._tracer = None if config.otlp is None else Tracer(config.otlp)
         self._service = Service(self._workers, config, self._authenticator, self._metrics, self._registry, self._tracer)
@@ -316,13 +316,12 @@ def server_credentials(config: ServerConfig) -> grpc.ServerCredentials | None:
 
 def exposure_warning(config: ServerConfig) -> str | None:
     """A warning for an operator whose server other machines can reach without TLS or tokens."""
-    if _is_loopback(config.host) or (config.tls_cert and (config.wants_token or config.tls_client_ca)):
+    if _is_loopback(config.host) or (config.tls_cert and (config.auth_file or config.tls_client_ca)):
         return None
-    lacks = [name for name, is_given in (("TLS", config.tls_cert), ("tokens", config.wants_token)) if not is_given]
+    lacks = [name for name, is_given in (("TLS", config.tls_cert), ("tokens", config.auth_file)) if not is_given]
     return (
         f"WARNING: {config.host} can be reached from other machines, without {' and without '.join(lacks)}: anyone"
-        " there can use it and read its traffic. Give --tls-cert, --tls-key and --api-key or --auth-file, or"
-        " --host 127.0.0.1"
+        " there can use it and read its traffic. Give --tls-cert, --tls-key and --auth-file, or --host 127.0.0.1"
     )
 
 

@@ -27,8 +27,8 @@ from memlm.model.files.checkpoint import save_checkpoint
 ROOT = Path(__file__).parents[1]
 README, TUTORIAL = ROOT / "README.md", ROOT / "docs/tutorial.md"
 RUNNING = (
-    "adapters", "agents", "changes", "cluster", "concepts", "datastore", "generate", "http", "inspect", "integrations",
-    "model", "operation", "prompting", "search", "security", "service", "when",
+    "adapters", "changes", "cluster", "concepts", "datastore", "generate", "http", "inspect", "integrations", "model",
+    "operation", "prompting", "search", "security", "service", "when",
 )  # fmt: skip
 PAGES = [README, TUTORIAL, *(ROOT / f"docs/{name}.md" for name in RUNNING)]
 NOTES = ROOT / "examples/notes"
@@ -59,7 +59,7 @@ def folder_with_model(folder: Path, tokenizer: Tokenizer) -> Path:
     """The same with a tiny model, which comes before the catalog's, and two that others made."""
     for note in folder.glob("**/notes/*.md"):
         note.write_text(note.read_text(encoding="utf-8")[:300], encoding="utf-8")  # a token a byte, for this model
-    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 2048})
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**SHAPE, "context_length": 512})
     save_checkpoint(folder / "smollm2", Decoder(config), tokenizer)
     give_template(folder / "smollm2", PLAIN, PLAIN_TOKENS)
     save_as_others_do("llama", folder / "my-model", tokenizer)

@@ -171,15 +171,6 @@ class DocumentTable:
             within = "select row from documents where id = ? or (id >= ? and id < ?) order by row"
             return [int(row) for (row,) in self._base.execute(within, (name, folder, behind))]
 
-    def after(self, document_id: str) -> Iterator[DocumentRow]:
-        """The documents behind an id, in the order of their ids. Reads some at a time, not all that follow."""
-        batch = [DocumentRow(-1, document_id, "", {}, 0)]
-        while batch:
-            with self._readable():
-                query = "select * from documents where id > ? order by id limit ?"
-                batch = list(map(_document, self._base.execute(query, (batch[-1].id, MOST_AT_ONCE))))
-            yield from batch
-
     def __iter__(self) -> Iterator[DocumentRow]:
         with self._readable():
             yield from map(_document, self._base.execute("select * from documents order by row"))

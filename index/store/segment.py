@@ -283,10 +283,6 @@ class Segment:
         """The documents that are not deleted, in order."""
         return (document for document in self.documents if not self.deleted_mask[document.row])
 
-    def live_after(self, document_id: str) -> Iterator[DocumentRow]:
-        """Those of them behind an id, in the order of their ids."""
-        return (document for document in self.documents.after(document_id) if not self.deleted_mask[document.row])
-
     def text_of(self, row: int, most: int | None = None) -> Int64[np.ndarray, " N"]:
         """The values of the document in a row, or its first `most`."""
         return self.values_N[self.starts[row] : self.starts[row + 1]][:most].astype(np.int64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -288,10 +287,6 @@ class Snapshot:
         """The live documents, in order."""
         for segment in self.segments:
             yield from segment.live_documents()
-
-    def documents_after(self, document_id: str) -> Iterator[DocumentRow]:
-        """The live documents behind an id, in the order of their ids."""
-        return heapq.merge(*(segment.live_after(document_id) for segment in self.segments), key=lambda row: row.id)
 
     def has_document(self, document_id: str) -> bool:
         """Whether a live document has this id."""

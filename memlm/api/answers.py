@@ -38,7 +38,7 @@ MAX_PASSAGE_CHARACTERS = 1 << 18  # of all passages of one answer
 MAX_BUDGET = 1 << 20  # tokens of a prompt, at most
 
 # Of a mixture: the request's own fields, and those that have an effect there.
-_MIXED = {"sampling", "retrieval", "constraint", "top_logprobs", "resume_s"}
+_MIXED = {"sampling", "retrieval", "top_logprobs", "resume_s"}
 _MIXED_RETRIEVAL = {"store", "stores", "use_store", "exclude_documents", "as_of"}
 
 
@@ -107,8 +107,8 @@ class AnswerRequest(StreamRequest):
     `retrieval` says how (`sets_mixture`).
 
     With `mixture`, each passage stands in a prompt of its own, and the distributions are mixed token by token, without
-    a datastore (REALM, arXiv 2002.08909). Of the other fields, only sampling, `constraint`, `top_logprobs`, `resume_s`,
-    the names of datastores and of excluded documents, and `as_of` go with it.
+    a datastore (REALM, arXiv 2002.08909). Of the other fields, only sampling, `top_logprobs`, `resume_s`, the names of
+    datastores and of excluded documents, and `as_of` go with it.
     """
 
     question: str = field(metadata=option("The question."))

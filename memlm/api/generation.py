@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from memlm.api.chat import Message
 from memlm.api.html import completion_html
 from memlm.api.passages import AnswerPrompt
 from memlm.api.prompts import check_num_ids
 from memlm.api.request import Request
-from memlm.api.tools import ReplyFormat, ToolCall
 from memlm.errors import check_range
 
 
@@ -150,7 +148,7 @@ class Usage:
 class Accepted:
     """The first event of a generation: its seed, and its retrieval parameters with all defaults filled in. An answer to
     a question has its `prompt` too. `keyed_share` is the share of the stores' entries with keys, which neighbors come
-    from: 0 for the model alone. `reply` says how the text shows calls and thoughts, None where it may hold none.
+    from: 0 for the model alone.
     """
 
     request_id: str
@@ -161,17 +159,15 @@ class Accepted:
     knn_temperature: float
     prompt: AnswerPrompt | None = None
     keyed_share: float = 0.0
-    reply: ReplyFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event of a generation. Where the text may hold calls or a thought, `message` has these apart."""
+    """The last event of a generation."""
 
     reason: FinishReason
     stop_string: str | None
     usage: Usage
-    message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +181,6 @@ class Completion:
 
     def __str__(self) -> str:
         return self.text
-
-    @property
-    def message(self) -> Message:
-        """The answer as a message of the assistant, to go on with in a chat."""
-        return self.finished.message or Message("assistant", self.text)
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that the model makes."""
-        return self.message.tool_calls
-
-    @property
-    def reasoning(self) -> str:
-        """The thought before the answer."""
-        return self.message.reasoning
 
     def _repr_html_(self) -> str:
         prompt = self.accepted.prompt

@@ -6,14 +6,13 @@ They are the fields of SamplingParams, RetrievalParams, StreamRequest and TraceR
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from memlm.api.params import StoreWeight, TokenBias
-from memlm.api.tools import Tool
+from memlm.api.params import StoreWeight
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams`; `stop` may be one string, and `logit_bias` numbers by token id."""
+    """The fields of `SamplingParams`; `stop` may be one string."""
 
     max_tokens: int | None
     temperature: float | None
@@ -21,9 +20,6 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
-    frequency_penalty: float | None
-    presence_penalty: float | None
-    logit_bias: Mapping[int, float] | Sequence[TokenBias] | None
     seed: int | None
     stop: str | Sequence[str] | None
     time_limit_s: float | None
@@ -63,16 +59,7 @@ class TraceOptions(FilterOptions, total=False):
     rank_by: str
 
 
-class ConstraintOptions(TypedDict, total=False):
-    """The fields of `Constraint`; `json_schema` may be an object, or a class of pydantic's."""
-
-    json_schema: str | Mapping[str, Any] | type | None
-    regex: str | None
-    grammar: str | None
-    choices: Sequence[str] | None
-
-
-class AnswerOptions(SamplingOptions, RetrievalOptions, ConstraintOptions, total=False):
+class AnswerOptions(SamplingOptions, RetrievalOptions, total=False):
     """What a stream of tokens takes in a session, whose name is known."""
 
     neighbors: int
@@ -88,11 +75,6 @@ class TurnOptions(AnswerOptions, total=False):
     """The options of a session's `chat`."""
 
     num_passages: int | None
-    tools: Sequence[Tool | Mapping[str, Any]]
-    tool_choice: str
-    parallel_tool_calls: bool
-    reasoning_effort: str | None
-    template_options: Mapping[str, Any]
 
 
 class StreamOptions(AnswerOptions, total=False):

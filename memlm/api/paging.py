@@ -35,27 +35,25 @@ def page_of(
     """
     ordered = sorted(items, key=place_of)
     if page_token:
-        begin = begin_of(page_token)
+        begin = _decode(page_token)
         ordered = [item for item in ordered if place_of(item) > begin]
     size = min(page_size, MAX_PAGE) if page_size else default
     page = tuple(ordered[:size])
     return page, "" if len(page) == len(ordered) else _encode(place_of(page[-1]))
 
 
-def begin_of(token: str) -> Place:
-    """The place behind which the page of a token begins. Raises InvalidInput for a token of another form."""
+def _encode(place: Place) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+
+
+def _decode(token: str) -> Place:
     try:
         number, name = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
         if not isinstance(number, int | float) or not math.isfinite(number) or not isinstance(name, str):
             raise TypeError
-        name.encode()  # which half of a surrogate pair is not
     except (ValueError, TypeError, RecursionError, OverflowError):
         raise InvalidInput(
             "page_token is none that this server gave; take next_page_token of a page, or begin without one",
             field="page_token",
         ) from None
     return float(number), name
-
-
-def _encode(place: Place) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from memlm.api.constraint import Constraint
 from memlm.api.prompts import approximate_tokens, check_num_ids, check_text, split_prompt
 from memlm.api.request import Request
 from memlm.base.lists import check_list, items_of
@@ -25,7 +24,6 @@ MAX_RESUME_S = 300.0
 MAX_TOP_LOGPROBS = 64
 MAX_STOP_STRINGS = 16
 MAX_STORES = 16
-MAX_BIAS, MAX_BIASES = 100.0, 1024  # of a token, and tokens of a request
 MAX_EXCLUDED = 100  # names in one request
 MAX_SEED = 1 << 53  # larger whole numbers are rounded by most readers of JSON
 
@@ -52,29 +50,12 @@ def as_of_option(panel: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBias:
-    """What is added to the log-probability of a token: at -100 it never comes."""
-
-    token_id: int = field(metadata=bounds(least=0, whole=True))
-    bias: float = field(metadata=bounds(least=-MAX_BIAS, most=MAX_BIAS))
-
-    def __post_init__(self) -> None:
-        """Raises InvalidInput, naming the field."""
-        try:
-            check_bounds(self)
-        except InvalidInput as error:
-            raise InvalidInput(f"logit_bias: {error}", field="logit_bias") from None
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is sampled from the mixture of p_kNN and p_LM.
 
     `temperature=0` is greedy. A field that is None takes the model's default (`generation_config.json` of a foreign
     checkpoint that samples), otherwise it has no effect. The filters apply to the mixture after the temperature, in
-    the order biases, penalties, temperature, top-k, top-p, min-p. `logit_bias` is added to log-probabilities.
-    `frequency_penalty` times the number of a token in the generated text, and `presence_penalty` if it is there, are
-    taken from its log-probability. Neither comes before a constraint. `seed=None` draws a fresh seed, which the result
+    the order repetition penalty, temperature, top-k, top-p, min-p. `seed=None` draws a fresh seed, which the result
     reports. `time_limit_s` counts from the start of the request and ends the text early. A call's own deadline is an
     error instead.
     """
@@ -103,9 +84,6 @@ class SamplingParams:
     repetition_penalty: float | None = field(
         default=None, metadata=option("Above 1 makes repeated tokens less likely.", panel=SAMPLING, above=0)
     )
-    frequency_penalty: float | None = field(default=None, metadata=bounds(least=-2, most=2))
-    presence_penalty: float | None = field(default=None, metadata=bounds(least=-2, most=2))
-    logit_bias: tuple[TokenBias, ...] = ()
     seed: int | None = field(
         default=None,
         metadata=option("Equal seeds give equal texts.", panel=SAMPLING, least=0, most=MAX_SEED, whole=True),
@@ -124,7 +102,6 @@ class SamplingParams:
         _require(len(self.stop) <= MAX_STOP_STRINGS, "stop", len(self.stop), f"at most {MAX_STOP_STRINGS} strings")
         _require(not isinstance(self.stop, str), "stop", self.stop, "strings in a tuple")
         _require(all(each and isinstance(each, str) for each in self.stop), "stop", self.stop, "strings, none empty")
-        _require(len(self.logit_bias) <= MAX_BIASES, "logit_bias", len(self.logit_bias), f"at most {MAX_BIASES} tokens")
 
     def or_else(self, defaults: SamplingParams) -> SamplingParams:
         """Fills fields that are None from a model's defaults. A greedy request takes no filters over."""
@@ -297,15 +274,12 @@ class StreamRequest(Request[Any]):
     a text that the caller expects the answer to resemble: it is only a source of drafts. The answer is the same with
     and without drafts (speculative decoding, arXiv 2211.17192). `early_exit` drafts nothing, and excludes both.
 
-    `constraint` is the form that the text must have.
-
     `adapter` names a loaded adapter, None the one of the session, or the model alone. Datastores have the keys of the
     model alone, so an adapter searches none, and excludes those that are named. `early_exit` excludes it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     retrieval: RetrievalParams = field(default_factory=RetrievalParams)
-    constraint: Constraint = field(default_factory=Constraint)
     neighbors: int = field(default=0, metadata=bounds(least=0, most=MAX_NEIGHBORS, whole=True))
     top_logprobs: int = field(default=0, metadata=bounds(least=0, most=MAX_TOP_LOGPROBS, whole=True))
     early_exit: bool = field(
@@ -422,35 +396,19 @@ class GenerateRequest(StreamRequest):
 
 def stream_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a StreamRequest from keyword arguments. Raises InvalidInput for an unknown one."""
-    parts: dict[str, dict[str, Any]] = {"sampling": {}, "retrieval": {}, "constraint": {}, "request": {}}
+    parts: dict[str, dict[str, Any]] = {"sampling": {}, "retrieval": {}, "request": {}}
     for name, value in options.items():
         parts[_part_of(name)][name] = value
-    sampling = parts["sampling"]
-    if "stop" in sampling:
-        sampling["stop"] = () if sampling["stop"] is None else items_of("stop", sampling["stop"], one=True)
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = _biases_of(sampling["logit_bias"])
-    made = {
-        "sampling": SamplingParams(**sampling),
-        "retrieval": RetrievalParams.of(**parts["retrieval"]),
-        "constraint": Constraint.of(**parts["constraint"]),
-    }
-    return {**made, **parts["request"]}
-
-
-def _biases_of(given: object) -> tuple[TokenBias, ...]:
-    """Biases from a mapping of token ids to numbers, or as they are."""
-    if given is None:
-        return ()
-    if isinstance(given, Mapping):
-        return tuple(TokenBias(int(token_id), bias) for token_id, bias in given.items())
-    return items_of("logit_bias", given, TokenBias, expected="biases by token id, as {42: -100}")
+    if "stop" in parts["sampling"]:
+        stop = parts["sampling"]["stop"]
+        parts["sampling"]["stop"] = () if stop is None else items_of("stop", stop, one=True)
+    sampling, retrieval = SamplingParams(**parts["sampling"]), RetrievalParams.of(**parts["retrieval"])
+    return {"sampling": sampling, "retrieval": retrieval, **parts["request"]}
 
 
 _SAMPLING = frozenset(f.name for f in fields(SamplingParams))
 _RETRIEVAL = frozenset(f.name for f in fields(RetrievalParams))
-_CONSTRAINT = frozenset(f.name for f in fields(Constraint))
-_REQUEST = frozenset(f.name for f in fields(StreamRequest)) - {"sampling", "retrieval", "constraint"}
+_REQUEST = frozenset(f.name for f in fields(StreamRequest)) - {"sampling", "retrieval"}
 
 
 def batch_requests(prompts: object, options: Mapping[str, Any]) -> list[GenerateRequest]:
@@ -473,11 +431,9 @@ def _part_of(name: str) -> str:
         return "sampling"
     if name in _RETRIEVAL:
         return "retrieval"
-    if name in _CONSTRAINT:
-        return "constraint"
     if name in _REQUEST:
         return "request"
-    known = sorted(_SAMPLING | _RETRIEVAL | _CONSTRAINT | _REQUEST)
+    known = sorted(_SAMPLING | _RETRIEVAL | _REQUEST)
     near = OTHER_WORDS.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
     hint = f"; did you mean {near}?" if near else ";"
     raise InvalidInput(f"unknown option {name!r}{hint} the options are {', '.join(known)}", field=name)

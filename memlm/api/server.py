@@ -12,11 +12,7 @@ from memlm.api.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Shape, limits and fingerprints of the loaded model, and the names of its loaded `adapters`.
-
-    `encoder` is the name of the encoder that finds passages and makes vectors of texts, and `reranker` that of the
-    cross-encoder. None: there is none.
-    """
+    """Shape, limits and fingerprints of the loaded model, and the names of its loaded `adapters`."""
 
     name: str
     num_parameters: int
@@ -29,8 +25,6 @@ class ModelInfo:
     tokenizer_fingerprint: str
     device: str = ""
     adapters: tuple[str, ...] = ()
-    encoder: str | None = None
-    reranker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

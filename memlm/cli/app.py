@@ -20,7 +20,6 @@ from memlm.cli.doctor import doctor
 from memlm.cli.eval import evaluate
 from memlm.cli.inspect import inspect
 from memlm.cli.lm_eval import lm_eval
-from memlm.cli.mcp import mcp
 from memlm.cli.serve import serve as serve_command
 from memlm.cli.served.info import info
 from memlm.cli.served.operations import operation
@@ -103,7 +102,6 @@ app.command(
     epilog="Example: memlm serve --model model --store store --port 50051",
     context_settings={"auto_envvar_prefix": "MEMLM_SERVE"},
 )(serve_command)
-_add(mcp, SERVE, "memlm mcp --model smollm2 --store notes")
 _add(info, SERVE, "memlm info --target localhost:50051")
 app.add_typer(session, name="session", rich_help_panel=SERVE)
 app.add_typer(operation, name="operation", rich_help_panel=SERVE)

@@ -14,7 +14,7 @@ from memlm.cli.terminal import options
 from memlm.cli.terminal.console import emit_json, out
 
 EXTRAS = {"http": "uvicorn", "documents": "pypdfium2", "ray": "ray", "replicas": "fastapi", "parquet": "pyarrow",
-          "lm-eval": "lm_eval", "mcp": "mcp", "tensorboard": "tensorboard", "otel": "opentelemetry.sdk"}  # fmt: skip
+          "lm-eval": "lm_eval", "tensorboard": "tensorboard", "otel": "opentelemetry.sdk"}  # fmt: skip
 SLOW_BANDWIDTH = 15.0  # gigabytes a second: of one channel of DDR4
 BUSY = 0.5  # of the cores, by other processes
 SMALL_RAM = 4 << 30

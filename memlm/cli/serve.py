@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,9 @@ from memlm.base.printable import one_line
 from memlm.base.texts import read_text
 from memlm.cli.terminal.console import emit_json, err
 from memlm.cli.terminal.fields import with_fields
-from memlm.cli.terminal.secret_argument import hide_argument
-from memlm.server.config import MIN_SECRET_CHARS, ServerConfig, is_on_ray
+from memlm.server.config import ServerConfig, is_on_ray
 from memlm.server.registry import built_in
 from memlm.server.telemetry.logs import json_line
-
-API_KEY = "MEMLM_API_KEY"
-HIDDEN = "*" * MIN_SECRET_CHARS
 
 
 def _defaults_from(context: typer.Context, path: Path | None) -> Path | None:
@@ -60,13 +55,10 @@ def serve(
     ] = False,
 ) -> None:
     """Serve a model and its datastores over gRPC, and HTTP on request, until SIGTERM or Ctrl-C."""
-    config = _with_key_of_the_environment(config)
     if print_config:
         emit_json(_without_passwords(config))
         return
 
-    if config.api_key is not None:
-        hide_argument(config.api_key)
     config = found_on_ray(config)
     from memlm.server.ownership import keep_private
     from memlm.server.processes import process_context
@@ -104,19 +96,18 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
     target = f"{host}:{address.rpartition(':')[2]}"
     paths = {path.name: path for path in config.stores} | (built_in(config.store_dir) if config.store_dir else {})
     stores = ", ".join(f"{name} ({path})" for name, path in paths.items()) or "none: the model alone"
-    security = ["TLS" if config.tls_cert else "no TLS", "tokens" if config.wants_token else "no tokens"]
+    security = ["TLS" if config.tls_cert else "no TLS", "tokens" if config.auth_file else "no tokens"]
     lines = [
         f"serving {config.model} at {address}",
         f"  datastores  {stores}",
         f"  encoder     {_encoder(config.encoder)}",
-        *([f"  reranker    {config.reranker}"] if config.reranker else []),
         *([f"  more in     {config.store_dir}: `memlm index build --target` adds some"] if config.store_dir else []),
         f"  limits      {config.max_running} requests at a time, {config.max_queued} may wait,"
         f" {format_bytes(config.max_session_bytes)} of sessions",
         f"  security    {', '.join(security)}",
     ]
-    if config.log_level in ("warning", "error") and not config.access_log:
-        lines.append(f"  log         {config.log_level}s; --access-log adds a line for each call")
+    if config.log_level in ("warning", "error"):
+        lines.append(f"  log         {config.log_level}s; --log-level info adds a line for each call")
     if http_url is not None:
         lines.append(f"  HTTP        {http_url}/v1 for OpenAI clients, {http_url}/docs for the calls")
         lines.append(f"  metrics     {http_url}/metrics")
@@ -124,19 +115,13 @@ def announcement(config: ServerConfig, address: str, http_url: str | None = None
         "" if target == "localhost:50051" else f" --target {target}",
         " --ca CA.pem" if config.tls_cert else "",
         " --cert CLIENT.pem --key CLIENT.key" if config.tls_client_ca else "",
-        " --token TOKEN" if config.wants_token else "",
+        " --token TOKEN" if config.auth_file else "",
     ]
     return [*lines, f"  try         memlm generate 'Once upon a time'{''.join(options)}"]
 
 
-def _with_key_of_the_environment(config: ServerConfig) -> ServerConfig:
-    """The settings with the secret in MEMLM_API_KEY, by which the clients know theirs too, unless others are given."""
-    return config if config.wants_token else replace(config, api_key=os.environ.get(API_KEY) or None)
-
-
 def _without_passwords(config: ServerConfig) -> ServerConfig:
-    """The settings without the secret of callers, and the user and password of a URL."""
-    config = replace(config, api_key=None if config.api_key is None else HIDDEN)
+    """The settings without the user and password of a URL."""
     account, at, _ = urlsplit(config.otlp or "").netloc.rpartition("@")
     return replace(config, otlp=config.otlp.replace(account + at, "***@", 1)) if config.otlp and at else config
 

@@ -28,15 +28,8 @@ T = TypeVar("T")
 # Streams cannot be retried, as half of one cannot be taken back. A delete is not retried either: if its response got
 # lost, the second attempt would raise NotFound.
 RETRIED = {
-    "memlm.v1.Generation": ("Score", "Trace", "Embed", "Rerank", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
-    "memlm.v1.Datastores": (
-        "ListDatastores",
-        "GetDatastore",
-        "Search",
-        "FindPassages",
-        "ListDocuments",
-        "ReadDocument",
-    ),
+    "memlm.v1.Generation": ("Score", "Trace", "Tokenize", "Detokenize", "GetModel", "GetServerInfo"),
+    "memlm.v1.Datastores": ("ListDatastores", "GetDatastore", "Search", "FindPassages"),
     "memlm.v1.Sessions": ("GetSession", "ListSessions"),
     "google.longrunning.Operations": ("GetOperation", "ListOperations", "WaitOperation"),
 }

@@ -20,7 +20,6 @@ from typing import TypeVar, Unpack, cast, overload
 from memlm.api.answers import Answer, AnswerRequest, FindPassagesRequest, passage_settings
 from memlm.api.chat import ChatRequest, Conversation
 from memlm.api.datastores import AddDocumentsRequest, RememberReport, SearchRequest
-from memlm.api.embeddings import Embeddings, EmbedRequest, Ranking, RerankRequest
 from memlm.api.feedback import feedback_request, nearest_request, with_feedback
 from memlm.api.generation import (
     Completion,
@@ -306,23 +305,6 @@ class Client:
     ) -> Trace:
         """Finds the passages of a text that stand word for word in datastores, as `LanguageModel.trace`."""
         return self.ask(TraceRequest.of(text, store, **options), timeout_s=timeout_s)
-
-    def embed(
-        self,
-        texts: str | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        dimensions: int | None = None,
-        truncate: bool = False,
-        timeout_s: float | None = None,
-    ) -> Embeddings:
-        """Makes a vector of each text, as `LanguageModel.embed`."""
-        return self.ask(EmbedRequest.of(texts, dimensions=dimensions, truncate=truncate), timeout_s=timeout_s)
-
-    def rerank(
-        self, query: str, documents: Sequence[str], *, top_n: int | None = None, timeout_s: float | None = None
-    ) -> Ranking:
-        """Orders documents by their relevance to a query, as `LanguageModel.rerank`."""
-        return self.ask(RerankRequest.of(query, documents, top_n=top_n), timeout_s=timeout_s)
 
     def tokenize(self, text: str, *, timeout_s: float | None = None) -> list[int]:
         """Token ids of a text."""

@@ -32,7 +32,6 @@ from memlm.api.datastores import (
     StoreInfo,
     UnloadDatastoreRequest,
 )
-from memlm.api.documents import PART_TOKENS, DocumentPage, DocumentText, ListDocumentsRequest, ReadDocumentRequest
 from memlm.api.handles import Operation
 from memlm.api.operations import (
     CancelOperationRequest,
@@ -200,25 +199,6 @@ class Datastores:
         request = RememberRequest.of(
             text, store, document_id=document_id, title=title, metadata=metadata, replace=replace
         )
-        return self._transport.ask(request, timeout_s)
-
-    def list_documents(
-        self, store: str | None = None, *, page_size: int = 0, page_token: str = "", timeout_s: float | None = None
-    ) -> DocumentPage:
-        """A page of a datastore's documents, by their ids: at most `page_size` and 1,000 of them, from a token on."""
-        return self._transport.ask(ListDocumentsRequest(store, page_size, page_token), timeout_s)
-
-    def read_document(
-        self,
-        store: str | None,
-        document_id: str,
-        *,
-        token_offset: int = 0,
-        num_tokens: int = PART_TOKENS,
-        timeout_s: float | None = None,
-    ) -> DocumentText:
-        """Reads at most `num_tokens` of a document's text, from a token on. Raises NotFound if it is not there."""
-        request = ReadDocumentRequest(document_id, store, token_offset, num_tokens)
         return self._transport.ask(request, timeout_s)
 
     def delete_documents(

@@ -7,7 +7,7 @@ template alone: a message that spells one stays plain text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,25 +16,13 @@ from typing import Any, TypeAlias
 from jinja2 import nodes
 
 from memlm.api.chat import Message
-from memlm.api.replies.families import GEMMA, HARMONY, HERMES, family_of, thought_of
-from memlm.api.tools import ReplyFormat, Tool
 from memlm.base.texts import read_text
 from memlm.data.control_tokens import NONCHARACTERS, RESERVED, Shield, looks_like_markup
 from memlm.data.template_dialect import Dialect
 from memlm.data.tokenizer import SETTINGS_FILE, Tokenizer, json_of
-from memlm.data.tool_prompts import (
-    Turn,
-    Variables,
-    call_fields,
-    in_words,
-    others_of,
-    shielded_all,
-    texts_of,
-    variables_of,
-)
 from memlm.errors import Incompatible, InvalidInput, NotFound
 
-Shape: TypeAlias = "tuple[str, ...]"  # roles, and CALLING for an assistant's message that calls a tool
+Turn: TypeAlias = "tuple[str, str]"  # role and content
 
 TEMPLATE_FILE = "chat_template.jinja"
 GGUF_TEMPLATE = "tokenizer.chat_template"
@@ -44,16 +32,12 @@ GGUF_TOKENS = {
 }  # fmt: skip
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 # Conversations whose renderings show what a template writes of its own.
-CALLING = "assistant with calls"
-PROBED_ROLES: tuple[Shape, ...] = (
+PROBED_ROLES = (
     ("user",), ("system", "user", "assistant", "user"), ("developer", "user"), ("user", "assistant", "tool"),
-    ("user", CALLING, "tool", "user"),
 )  # fmt: skip
-PROBED_TOOL = "7049999999999999"
 KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 PROBE = re.compile(r"704\d{13}")  # a content that no template writes of its own
 LISTED_PROBE = re.compile(r"\{'type': 'text', 'text': '704\d{13}'\}")  # where a list was meant to be a text
-NOTHING = Variables()
 SHAPES_KEPT = 64  # sequences of roles whose renderings were checked
 # What templates do with a text to look for another in it.
 SEARCHES = {
@@ -148,105 +132,35 @@ class ChatTemplate:
             places += [compared.expr, *(operand.expr for operand in compared.ops)]
         return frozenset(value for place in places if (value := _string(place)))
 
-    @cached_property
-    def family(self) -> str:
-        """The family whose calls the model is asked for."""
-        named = family_of(self.source)
-        return named if named == GEMMA or (named is not None and self.knows_tools) else HERMES
-
-    @cached_property
-    def knows_tools(self) -> bool:
-        """Whether the template lists tools, and writes calls and their results, of a family that is known."""
-        if family_of(self.source) is None:
-            return False
-        shape = ("user", CALLING, "tool", "user")
-        tool = Tool(PROBED_TOOL).as_function
-        with suppress(InvalidInput):
-            text = self._write(_probes(shape), add_generation_prompt=True, variables=Variables([tool]))
-            return PROBED_TOOL in text and self._find_left_out(shape) is None
-        return False
-
-    def reply_format(self, *, has_tools: bool, in_thought: bool) -> ReplyFormat | None:
-        """How answers show calls and thoughts, None where they have none. `in_thought` says that the prompt ended
-        behind the tag before one.
-        """
-        is_harmony = family_of(self.source) == HARMONY
-        calls = HARMONY if is_harmony else self.family if has_tools else ""
-        return ReplyFormat(calls, self.thought, in_thought) if calls or self.thought else None
-
-    @cached_property
-    def thought(self) -> str:
-        """The name of the tags that a thought stands in, "" for a template that knows none, or channels."""
-        return "" if family_of(self.source) == HARMONY else thought_of(self.source)
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Tool] = (),
-        effort: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The conversation as one text, with special tokens spelled out.
 
-        With `add_generation_prompt`, it ends where the assistant's next message begins. A template that knows no
-        `tools` writes them as text. `effort` and `options` are variables of the template. Raises InvalidInput for no
+        With `add_generation_prompt`, it ends where the assistant's next message begins. Raises InvalidInput for no
         messages, for those that the template refuses, such as two of the user in a row, and for any that it would leave
         out.
         """
-        given = Variables([tool.as_function for tool in tools], variables_of(effort, options or {}, self.family))
-        turns, given = self._as_turns(self._worded(messages, tools), given, str, str)
-        return self._checked(turns, add_generation_prompt, given)
+        return self._checked([(each.role, each.content) for each in messages], add_generation_prompt)
 
-    def _worded(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[Message]:
-        """The messages, with tools, calls and results as texts where the template does not know them."""
-        is_about_tools = tools or any(each.tool_calls or each.tool_call_id for each in messages)
-        if not messages or not is_about_tools or self.knows_tools:
-            return messages
-        takes_system = self._left_out(("system", "user")) is None
-        return in_words(messages, tools, self.family, takes_system=takes_system)
-
-    def _as_turns(
-        self, messages: Sequence[Message], given: Variables, role: Callable[[str], str], content: Callable[[str], str]
-    ) -> tuple[list[Turn], Variables]:
-        """Messages and variables as the template takes them, with `role` and `content` applied to their texts."""
-        thinks = "thinking" in self.source
-        turns = [
-            Turn(role(each.role), content(each.content), others_of(each, content, has_thinking=thinks))
-            for each in messages
-        ]
-        tools = shielded_all(given.tools, content) if self.knows_tools else []
-        return turns, Variables(tools, shielded_all(given.others, content))
-
-    def _checked(self, turns: Sequence[Turn], add_generation_prompt: bool, variables: Variables) -> str:
+    def _checked(self, turns: Sequence[Turn], add_generation_prompt: bool) -> str:
         if not turns:
             raise InvalidInput("there are no messages; give at least one", field="messages")
-        text = self._write(turns, add_generation_prompt, variables)
+        text = self._write(turns, add_generation_prompt)
         self._check_nothing_is_left_out(turns)
         return text
 
-    def _write(self, turns: Sequence[Turn], add_generation_prompt: bool, variables: Variables = NOTHING) -> str:
-        in_parts = [self._wants_parts(turn.role) for turn in turns]
-        return self._fill(turns, in_parts, add_generation_prompt, variables)
+    def _write(self, turns: Sequence[Turn], add_generation_prompt: bool) -> str:
+        in_parts = [self._wants_parts(role) for role, _ in turns]
+        return self._fill(turns, in_parts, add_generation_prompt)
 
-    def _fill(
-        self,
-        turns: Sequence[Turn],
-        in_parts: Sequence[bool],
-        add_generation_prompt: bool,
-        variables: Variables = NOTHING,
-    ) -> str:
+    def _fill(self, turns: Sequence[Turn], in_parts: Sequence[bool], add_generation_prompt: bool) -> str:
         """Runs the template, on contents that are lists of parts where `in_parts` says so."""
         messages = [
-            {"role": role, "content": [{"type": "text", "text": content}] if parts else content, **others}
-            for (role, content, others), parts in zip(turns, in_parts, strict=True)
+            {"role": role, "content": [{"type": "text", "text": content}] if parts else content}
+            for (role, content), parts in zip(turns, in_parts, strict=True)
         ]
-        own = {"messages": messages, "tools": variables.tools or None, "documents": None}
-        given = {**variables.others, **self.tokens, **own}
-        size = sum(map(len, texts_of([turns, variables])))
+        given = self.tokens | {"messages": messages, "tools": None, "documents": None}
         try:
-            with self._dialect.allowance(size):
+            with self._dialect.allowance(sum(len(content) for _, content in turns)):
                 return self._template.render(given, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program, and raises what it likes
             raise InvalidInput(f"the model's chat template refuses the messages: {error}", field="messages") from error
@@ -260,28 +174,27 @@ class ChatTemplate:
             given = [self._wants_parts(each) for each in before], [self._wants_parts(each) for each in after]
             with suppress(InvalidInput):
                 text = self._fill(turns, [*given[0], in_parts, *given[1]], add_generation_prompt=False)
-                if turns[len(before)].content in LISTED_PROBE.sub("", text):
+                if turns[len(before)][1] in LISTED_PROBE.sub("", text):
                     return in_parts
         return False
 
     def _check_nothing_is_left_out(self, turns: Sequence[Turn]) -> None:
-        shape = tuple(CALLING if "tool_calls" in turn.others else turn.role for turn in turns)
-        if (place := self._left_out(shape)) is not None:
+        if (place := self._left_out(tuple(role for role, _ in turns))) is not None:
             raise InvalidInput(
                 f"the model's chat template leaves out message {place + 1} of {len(turns)}, whose role is"
-                f" {turns[place].role}; leave it out, or write its text into another message",
+                f" {turns[place][0]}; leave it out, or write its text into another message",
                 field="messages",
             )
 
-    def _find_left_out(self, shape: Shape) -> int | None:
-        """The place of the first message that does not come out, for any content. Of one with calls, these count."""
-        turns = _probes(shape)
+    def _find_left_out(self, roles: tuple[str, ...]) -> int | None:
+        """The place of the first message that does not come out, for any content."""
+        turns = _probes(roles)
         try:
             text = self._write(turns, add_generation_prompt=False)
         except InvalidInput:  # it reads contents, and refuses these
             return None
         written = set(PROBE.findall(LISTED_PROBE.sub("", text)))
-        return next((place for place in range(len(turns)) if _probe(place) not in written), None)
+        return next((place for place, (_, content) in enumerate(turns) if content not in written), None)
 
     def encode(
         self,
@@ -290,26 +203,19 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continued: bool = False,
-        tools: Sequence[Tool] = (),
-        effort: str | None = None,
-        options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of the conversation, by a tokenizer that the template guards. Options and errors are those of
-        `render`.
+        """Token ids of the conversation, by a tokenizer that the template guards. Raises as `render`.
 
         If it is `continued`, the messages follow an answer of the assistant that was read before, without its end: the
         ids begin with the end of its turn.
         """
-        messages = self._worded(messages, tools)
-        given = Variables([tool.as_function for tool in tools], variables_of(effort, options or {}, self.family))
-        texts = [text for each in messages for text in each.texts]
-        shield = Shield(tokenizer.control_tokens, self._searched, [*texts, *texts_of([*given])])
+        shield = Shield(tokenizer.control_tokens, self._searched, [message.content for message in messages])
         known = KNOWN_ROLES | self._strings
-        turns, given = self._as_turns(messages, given, lambda role: shield.role(role, known), shield.content)
+        turns = [(shield.role(each.role, known), shield.content(each.content)) for each in messages]
         if continued:
-            text = self._after(shield.answer, turns, add_generation_prompt, given)
+            text = self._after(shield.answer, turns, add_generation_prompt)
         else:
-            text = self._checked(turns, add_generation_prompt, given)
+            text = self._checked(turns, add_generation_prompt)
         return tokenizer.encode_parts([*shield.parts(text)])
 
     def turn_end_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -321,12 +227,10 @@ class ChatTemplate:
         found = [token for token in tokenizer.control_tokens if text.startswith(token)]
         return (tokenizer.control_tokens[max(found, key=len)],) if found else ()
 
-    def _after(
-        self, answer: str, turns: Sequence[Turn], add_generation_prompt: bool, variables: Variables = NOTHING
-    ) -> str:
+    def _after(self, answer: str, turns: Sequence[Turn], add_generation_prompt: bool) -> str:
         """The template's writing after an assistant's message that is `answer`, and before further messages."""
-        whole = [Turn("user", "x"), Turn("assistant", answer), *turns]
-        _, found, after = self._write(whole, add_generation_prompt, variables).partition(answer)
+        whole = [("user", "x"), ("assistant", answer), *turns]
+        _, found, after = self._write(whole, add_generation_prompt).partition(answer)
         if not found or answer in after:
             raise Incompatible(
                 "the model's chat template does not write an assistant's message once and as it is; chat without a"
@@ -336,20 +240,8 @@ class ChatTemplate:
         return after
 
 
-def _probe(place: int) -> str:
-    return f"704{place:013}"
-
-
-def _probes(shape: Shape) -> list[Turn]:
-    turns, call_id = list[Turn](), f"{0:09}"  # of nine characters, as some templates demand
-    for place, role in enumerate(shape):
-        if role == CALLING:
-            call_id = f"{place:09}"
-            turns.append(Turn("assistant", "", {"tool_calls": [call_fields(call_id, _probe(place), {})]}))
-        else:
-            others = {"tool_call_id": call_id, "name": "tool"} if role == "tool" else {}
-            turns.append(Turn(role, _probe(place), others))
-    return turns
+def _probes(roles: Iterable[str]) -> list[Turn]:
+    return [(role, f"704{number:013}") for number, role in enumerate(roles)]
 
 
 def _string(node: nodes.Node) -> str:

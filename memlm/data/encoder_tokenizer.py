@@ -85,23 +85,6 @@ class EncoderTokenizer:
             ids.append(self._backend.post_process(encoding).ids)
         return ids
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, most: int) -> list[tuple[list[int], list[int]]]:
-        """Returns the ids of two texts in their template, at most `most`, and the number of each id's segment. Of a
-        pair that is too long, the longer text loses tokens at its end until both are equally long, and then both.
-        """
-        room = most - self._backend.num_special_tokens_to_add(is_pair=True)
-        firsts, seconds = (
-            self._backend.encode_batch([pair[side] for pair in pairs], add_special_tokens=False) for side in (0, 1)
-        )
-        encoded = []
-        for first, second in zip(firsts, seconds, strict=True):
-            sizes = longest_first(len(first.ids), len(second.ids), room)
-            for encoding, size in zip((first, second), sizes, strict=True):
-                encoding.truncate(size)
-            both = self._backend.post_process(first, second)
-            encoded.append((both.ids, both.type_ids))
-        return encoded
-
     def id_of(self, token: str) -> int:
         """Returns a token's id. Raises InvalidInput for one that the tokenizer does not have."""
         found = self._backend.token_to_id(token)
@@ -135,15 +118,3 @@ class EncoderTokenizer:
     def fingerprint(self) -> str:
         """A hash of the whole tokenizer."""
         return hashlib.sha256(self._backend.to_str().encode()).hexdigest()[:32]
-
-
-def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens two texts keep of `room`, where the longer one loses its tokens first. Of an odd number, the
-    longer one keeps one more.
-    """
-    if first + second <= room:
-        return first, second
-    short, long = min(first, second), max(first, second)
-    kept = min(short, room // 2)
-    sizes = kept, min(long, room - kept)
-    return sizes if first <= second else (sizes[1], sizes[0])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,6 @@ from memlm.api.datastores import (
     SearchRequest,
     UnloadDatastoreRequest,
 )
-from memlm.api.documents import DocumentInfo, DocumentPage, DocumentText, ListDocumentsRequest, ReadDocumentRequest
-from memlm.api.embeddings import Embeddings, EmbedRequest, Ranking, RerankRequest
 from memlm.api.generation import DetokenizeRequest, Neighbor, TokenizeRequest
 from memlm.api.params import RetrievalParams, StreamRequest
 from memlm.api.passages import Passage
@@ -44,22 +42,17 @@ from memlm.data.chat import ChatTemplate
 from memlm.errors import Incompatible, InvalidInput, NotFound
 from memlm.generation.answer_settings import AnswerSettings
 from memlm.generation.early_exit import own_decoder_of
-from memlm.generation.embedding import embed
 from memlm.generation.generation import Generation
 from memlm.generation.loaded_stores import LoadedStores, PendingChange
 from memlm.generation.prefix_cache import DEFAULT_MAX_BYTES, PrefixCache
 from memlm.generation.remembering import entries_of
-from memlm.generation.reranking import rerank
 from memlm.generation.scoring import score_text
 from memlm.generation.sessions.files import SessionState
 from memlm.generation.sessions.sessions import Sessions
+from memlm.index.store.derived.passage_vectors import PassageEncoder
 from memlm.index.store.exclusion import search_views
-from memlm.index.store.snapshot import Snapshot
 from memlm.model.files.checkpoint import Checkpoint
-from memlm.model.files.cross_encoder_files import CrossEncoder
-from memlm.model.files.encoder_files import Encoder
 from memlm.retrieval.context_cache import ContextCache
-from memlm.retrieval.document_text import read_document
 from memlm.retrieval.encoder import key_after
 from memlm.retrieval.own_past import OwnPast
 from memlm.retrieval.passage_search import find_passages
@@ -83,16 +76,14 @@ class Engine:
         *,
         may_fail: Collection[str] = (),
         on_lost: OnLost = lambda store, document_ids: None,
-        passage_encoder: Encoder | None = None,
+        passage_encoder: PassageEncoder | None = None,
         search: ViewSearch = search_views,
         max_prefix_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         """Opens the datastores as `LoadedStores` does. With a `passage_encoder`, passages are found by its vectors. The
-        states of texts that were read take at most `max_prefix_bytes`, and go where documents are deleted. A `reranker`
-        may be set, which then orders documents of callers.
+        states of texts that were read take at most `max_prefix_bytes`, and go where documents are deleted.
         """
         self.checkpoint, self.passage_encoder = checkpoint, passage_encoder
-        self.reranker: CrossEncoder | None = None
         self._answers: AnswerSettings | None = None
         self.prefixes = prefixes = PrefixCache(checkpoint.decoder, max_prefix_bytes)
 
@@ -133,8 +124,6 @@ class Engine:
             tokenizer_fingerprint=self.checkpoint.tokenizer.fingerprint,
             device=str(self.checkpoint.decoder.device),
             adapters=self.checkpoint.decoder.adapters.names,
-            encoder=None if self.passage_encoder is None else self.passage_encoder.name,
-            reranker=None if self.reranker is None else self.reranker.name,
         )
 
     def tokenizer_info(self) -> Steps[TokenizerInfo]:
@@ -263,27 +252,6 @@ class Engine:
             yield from find_passages(self._searched(*names), request, self.passage_encoder, before=before, close=close)
         )
 
-    def list_documents(self, request: ListDocumentsRequest) -> Steps[DocumentPage]:
-        """Lists documents, outside the loop. Raises NotFound for a datastore that is not there."""
-        store = self.stores.model_store(request.store)
-        while True:
-            snapshot = store.snapshot
-            page: DocumentPage = yield Offload(partial(request.page, partial(_documents_after, snapshot)), is_long=True)
-            if store.snapshot == snapshot:  # no document was deleted meanwhile
-                return page
-
-    def read_document(self, request: ReadDocumentRequest) -> Steps[DocumentText]:
-        """Reads a part of a document. Raises NotFound for a document or a datastore that is not there."""
-        return (yield from read_document(self.stores.model_store(request.store), request, self.checkpoint.tokenizer))
-
-    def embed(self, request: EmbedRequest) -> Steps[Embeddings]:
-        """Makes a vector of each text, by the passage encoder where there is one, else by the model."""
-        return (yield from embed(self.checkpoint, self.passage_encoder, request))
-
-    def rerank(self, request: RerankRequest) -> Steps[Ranking]:
-        """Orders documents by their relevance to a query, by the reranker, else by the encoder, else by the model."""
-        return (yield from rerank(self.checkpoint, self.passage_encoder, self.reranker, request))
-
     def trace(self, request: TraceRequest) -> Steps[Trace]:
         """Finds the passages of a text that stand in datastores. Raises InvalidInput if no datastore is loaded."""
         stores = self._searched(request.store)
@@ -333,20 +301,12 @@ class Engine:
         return tuple(found)
 
 
-def _documents_after(snapshot: Snapshot, document_id: str) -> Iterator[DocumentInfo]:
-    return (DocumentInfo(each.id, each.title, each.num_tokens) for each in snapshot.documents_after(document_id))
-
-
 # How each kind of request is answered, at once or in steps: the request, and the owner of its sessions.
 _ANSWERS: dict[type[Request[Any]], Callable[[Engine, Any, str], Any]] = {
     ScoreRequest: lambda engine, asked, _: engine.score(asked),
     SearchRequest: lambda engine, asked, _: engine.search(asked),
     FindPassagesRequest: lambda engine, asked, _: engine.find_passages(asked),
-    ListDocumentsRequest: lambda engine, asked, _: engine.list_documents(asked),
-    ReadDocumentRequest: lambda engine, asked, _: engine.read_document(asked),
     TraceRequest: lambda engine, asked, _: engine.trace(asked),
-    EmbedRequest: lambda engine, asked, _: engine.embed(asked),
-    RerankRequest: lambda engine, asked, _: engine.rerank(asked),
     RememberRequest: lambda engine, asked, _: engine.remember(asked),
     TokenizeRequest: lambda engine, asked, _: engine.checkpoint.tokenizer.pack_steps(asked.text),
     DetokenizeRequest: lambda engine, asked, _: engine.checkpoint.tokenizer.decode_steps(asked.token_ids, whole=True),

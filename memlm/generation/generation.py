@@ -20,15 +20,13 @@ from torch import Tensor
 from memlm.api.chat import ChatRequest
 from memlm.api.generation import Accepted, Finished, FinishReason, Token, Usage
 from memlm.api.params import MAX_SEED, StreamRequest
-from memlm.base.steps import Offload, Steps
-from memlm.data.constrained import Matcher
+from memlm.base.steps import Steps
 from memlm.generation.detokenizer import Detokenizer
 from memlm.generation.drafts.budget import DraftBudget
 from memlm.generation.drafts.drafts import Drafts
 from memlm.generation.drafts.sources import Drafter
 from memlm.generation.prefix_cache import Beginning, Scope
 from memlm.generation.prompts import EncodedPrompt, prompt_steps, room_for
-from memlm.generation.replies import Reply
 from memlm.generation.sampling import sample
 from memlm.generation.seams import OwnDecoder
 from memlm.generation.sessions.files import SessionState
@@ -73,14 +71,13 @@ class Generation:
         self.retriever, self.past = retriever, past
         self._lease, self._session = lease, lease.state if lease else SessionState()
         self._is_chat = isinstance(request, ChatRequest)
-        self.end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
+        self._end_ids = checkpoint.chat_end_ids if self._is_chat else self._tokenizer.end_ids
         as_document = retriever is not None and retriever.knn.changes_output
         self.pending_ids = prompt.behind(self._session, request, self._tokenizer, as_document=as_document)
         self._context_ids = [*self._session.context_ids, *prompt.ids]
         self._front_ids = self.pending_ids[: len(self.pending_ids) - len(prompt.ids)]  # the frame before the prompt
         self.caller, self.epoch = "", 0  # of its `scope`
         self.prompt_positions = self._session.num_read + len(self.pending_ids)
-        self.matcher: Matcher | None = None  # of a text that must have a form
         self.scored_from: int | None = None
         self.prompt_logprob = 0.0
         self._sampling = request.sampling.or_else(checkpoint.sampling)
@@ -88,11 +85,7 @@ class Generation:
         self.max_positions = self.prompt_positions + self._max_tokens - 1
         seed = secrets.randbelow(MAX_SEED) if self._sampling.seed is None else self._sampling.seed
         self._rng, self._detokenizer = np.random.default_rng(seed), Detokenizer(self._sampling.stop)
-        request_id = request_id or secrets.token_hex(8)
-        self.reply = Reply.of(checkpoint, request, prompt.ids, request_id)
-        self.accepted = replace(
-            _accepted(retriever, request_id, seed), reply=None if self.reply is None else self.reply.format
-        )
+        self.accepted = _accepted(retriever, request_id or secrets.token_hex(8), seed)
         self.usage = Usage(prompt_tokens=len(prompt.ids))
         self.finished: Finished | None = None
         self.drafts = self._new_drafts(prompt.expected_ids)
@@ -101,7 +94,6 @@ class Generation:
             self._tokenizer, retriever,
             num_neighbors=request.neighbors, num_alternatives=request.top_logprobs,
             first_place=begin + len(self._context_ids) - self.prompt_positions + 1,
-            shown=None if self.reply is None else self.reply.shown,
         )  # fmt: skip
 
     @classmethod
@@ -119,19 +111,10 @@ class Generation:
         """Encodes the prompt and makes the generation. An error ends the lease."""
         try:
             prompt = yield from prompt_steps(checkpoint, request, lease.state if lease else SessionState())
-            biased = [each.token_id for each in request.sampling.logit_bias]
-            yield from checkpoint.tokenizer.check_ids(biased, "logit_bias")
-            generation = cls(
+            return cls(
                 checkpoint, request, prompt, retriever, past,
                 request_id=request_id, lease=lease, own_decoder=own_decoder,
             )  # fmt: skip
-            constraint, name = request.constraint, request.constraint.name
-            if generation.reply is not None:
-                constraint, name = generation.reply.constraint_of(request)
-            if name:
-                make = partial(checkpoint.forms.matcher, constraint, generation.end_ids, name)
-                generation.matcher = yield Offload(make, is_long=True)
-            return generation
         except BaseException:
             if lease is not None:
                 lease.end(None)
@@ -240,12 +223,9 @@ class Generation:
         num_read = min(place, num_accepted)
         if self.past is not None:
             self.past.cache.crop(len(self.past.cache) - len(lm_logprobs_NV) + 1 + num_read)
-        if self.reply is not None:
-            self.reply.add(tokens)
         if reason is not None:
             self.usage = replace(self.usage, drafts=self.drafts.usages)
-            message = None if self.reply is None else self.reply.finish()
-            self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage, message)
+            self.finished = Finished(reason, self._detokenizer.stopped_by, self.usage)
         return tuple(tokens), num_read
 
     def _sample_next(
@@ -262,17 +242,12 @@ class Generation:
         Returns the tokens that may be shown, and the reason if it is the last.
         """
         mixed = mix_memory(lm_logprobs_V, result if past is None else with_past(result, past))
-        token_id = sample(
-            mixed.logprobs_V, self._sampling, self._context_ids, self._rng, num_drawn=self.usage.generated_tokens,
-            mask_V=None if self.matcher is None else self.matcher.mask_V(len(lm_logprobs_V)),
-        )  # fmt: skip
-        if self.matcher is not None:
-            self.matcher.accept(token_id)
+        token_id = sample(mixed.logprobs_V, self._sampling, self._context_ids, self._rng)
         self.pending_ids = [token_id]
         self._context_ids.append(token_id)
         self.drafts.append(token_id, result)
         token, tokens = None, list[Token]()
-        if token_id not in self.end_ids:
+        if token_id not in self._end_ids:
             # An answer to messages begins a text of its own, as does one to an empty prompt.
             is_alone = self._is_chat and not self.usage.generated_tokens
             begins_text = is_alone or len(self._context_ids) == 1

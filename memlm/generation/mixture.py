@@ -30,14 +30,12 @@ QUESTION_POWER = 0.3
 
 class Mixture:
     """B generations that draw one text, the last of them that of the prompt without a passage, and p(z | x, y) of each.
-    The `leader`, that of the longest prompt, samples: its request has the limits, the stop strings and the seed. The
-    first one alone has a constraint.
+    The `leader`, that of the longest prompt, samples: its request has the limits, the stop strings and the seed.
     """
 
     def __init__(self, generations: Sequence[Generation]) -> None:
         self.generations = tuple(generations)
         self.leader = max(self.generations, key=lambda generation: generation.prompt_positions)
-        self.leader.matcher = self.generations[0].matcher
         self._logshares_B: Float64[Tensor, " B"] | None = None  # before the first token, prompts are not yet read
         self._shares = deque[tuple[float, ...]]()  # of the tokens that are not yet shown
         if len(self.generations) > 1:

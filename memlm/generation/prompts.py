@@ -59,20 +59,13 @@ def _prompt_ids(checkpoint: Checkpoint, request: StreamRequest, session: Session
 
 
 def _conversation_steps(checkpoint: Checkpoint, request: ChatRequest, session: SessionState) -> Steps[list[int]]:
+    tokenizer, messages = checkpoint.tokenizer, request.messages
     yield from check_conversation(checkpoint, request, session.num_read)
 
     def encode() -> list[int]:
-        return checkpoint.chat_template.encode(
-            request.messages,
-            checkpoint.tokenizer,
-            continued=session.ends_in_answer,
-            tools=request.offered_tools,
-            effort=request.reasoning_effort,
-            options=request.template_options,
-        )
+        return checkpoint.chat_template.encode(messages, tokenizer, continued=session.ends_in_answer)
 
-    size = MESSAGE_CHARACTERS * (len(request.messages) + len(request.offered_tools)) + sum(map(len, request.texts))
-    if size <= SHORT_CHARACTERS:
+    if sum(MESSAGE_CHARACTERS + len(message.content) for message in messages) <= SHORT_CHARACTERS:
         return encode()
     encoded: list[int] = yield Offload(encode)
     return encoded
@@ -82,9 +75,7 @@ def check_conversation(checkpoint: Checkpoint, request: ChatRequest, num_read: i
     """Refuses a conversation that is far too long behind `num_read` tokens of a session, and one of a model without a
     template, before anything is encoded.
     """
-    # A template may leave out what an assistant said beside a call.
-    sent = [message.content for message in request.messages if not message.tool_calls]
-    least = sum(map(checkpoint.tokenizer.least_tokens, sent))
+    least = sum(checkpoint.tokenizer.least_tokens(message.content) for message in request.messages)
     _check_fits(checkpoint, num_read, least)
     # The first time reads the template from the disk, and prepares the tokenizer for renderings.
     yield Offload(lambda: (checkpoint.chat_end_ids, checkpoint.tokenizer.encode_parts(())))

@@ -2,7 +2,7 @@
 
 Repetition penalty (CTRL, arXiv 1909.05858, on log-probabilities), temperature, top-k, top-p (1904.09751), min-p
 (2407.01082), then one draw. They apply to the mixture of p_LM and p_kNN, because a temperature before mixing would be
-another model. A constraint and biases come first.
+another model.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from memlm.api.generation import Alternative
-from memlm.api.params import SamplingParams, TokenBias
+from memlm.api.params import SamplingParams
 from memlm.data.tokenizer import Tokenizer
 from memlm.errors import Corrupt
 
@@ -28,25 +28,12 @@ LIKELY = 1024  # tokens that nearly always hold the mass of `top_p`
 
 
 def sample(
-    logprobs_V: Float[Tensor, " V"],
-    params: SamplingParams,
-    seen: Sequence[int],
-    generator: np.random.Generator,
-    *,
-    num_drawn: int = 0,
-    mask_V: Float32[np.ndarray, " V"] | None = None,
+    logprobs_V: Float[Tensor, " V"], params: SamplingParams, seen: Sequence[int], generator: np.random.Generator
 ) -> int:
-    """Samples one token, none where the mask is -inf (elsewhere it is 0). `seen` are the tokens of prompt and output,
-    for the repetition penalty; the last `num_drawn` of them are the output, for the other penalties.
+    """Samples one token. `seen` are the tokens of prompt and output, for the repetition penalty.
 
     Raises Corrupt if the log-probabilities are not numbers.
     """
-    if mask_V is not None:
-        logprobs_V = logprobs_V + torch.from_numpy(mask_V)
-    logprobs_V = add_biases(logprobs_V, params.logit_bias)
-    if params.frequency_penalty or params.presence_penalty:
-        drawn = seen[len(seen) - num_drawn :]
-        logprobs_V = penalize_drawn(logprobs_V, drawn, params.frequency_penalty or 0.0, params.presence_penalty or 0.0)
     logprobs_V = penalize_repetition(logprobs_V, seen, params.repetition_penalty or 1.0)
     if params.temperature == 0:
         return _checked(logprobs_V.numpy().argmax(), logprobs_V)  # torch's takes twenty times as long
@@ -90,25 +77,6 @@ def heat(logprobs_V: Float[Tensor, " V"], temperature: float) -> Float[Tensor, "
         return torch.log_softmax(logprobs_V, dim=-1)
     below_V = logprobs_V - logprobs_V.max()
     return torch.log_softmax(below_V / min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE), dim=-1)
-
-
-def add_biases(logprobs_V: Float[Tensor, " V"], biases: Sequence[TokenBias]) -> Float[Tensor, " V"]:
-    """Adds numbers to the log-probabilities of some tokens."""
-    if not biases:
-        return logprobs_V
-    places = torch.tensor([each.token_id for each in biases])
-    added = torch.tensor([each.bias for each in biases], dtype=logprobs_V.dtype)
-    return logprobs_V.index_put((places,), added, accumulate=True)
-
-
-def penalize_drawn(
-    logprobs_V: Float[Tensor, " V"], drawn: Sequence[int], frequency: float, presence: float
-) -> Float[Tensor, " V"]:
-    """Takes `frequency` from the log-probability of a token for each time that it was drawn, and `presence` once."""
-    if not drawn:
-        return logprobs_V
-    places, counts = torch.tensor(drawn).unique(return_counts=True)
-    return logprobs_V.index_put((places,), -(frequency * counts + presence).to(logprobs_V.dtype), accumulate=True)
 
 
 def penalize_repetition(logprobs_V: Float[Tensor, " V"], seen: Sequence[int], penalty: float) -> Float[Tensor, " V"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,11 +29,8 @@ class TokenRecords:
         num_neighbors: int,
         num_alternatives: int,
         first_place: int,
-        shown: Mapping[int, bytes] | None = None,
     ) -> None:
-        """With `shown`, the bytes of some control tokens, which else have none."""
         self._tokenizer, self._retriever, self._first_place = tokenizer, retriever, first_place
-        self._shown = shown or {}
         self._num_neighbors, self._num_alternatives = num_neighbors, num_alternatives
 
     def of(
@@ -70,7 +67,5 @@ class TokenRecords:
 
     def _bytes_of(self, token_id: int, *, is_first: bool) -> bytes:
         """The token's bytes, for the first one without the space that encoding would have added."""
-        if (shown := self._shown.get(token_id)) is not None:
-            return shown
         piece = self._tokenizer.token_bytes[token_id] if token_id < self._tokenizer.vocab_size else b""
         return piece.removeprefix(b" ") if is_first and self._tokenizer.prepends_space else piece

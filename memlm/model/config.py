@@ -16,8 +16,7 @@ Positions = Literal[
 POSITIONS = ("rotary", "alibi", "transformer_xl", "shaw", "t5", "distance", "learned", "sinusoidal", "none")
 ABSOLUTE = ("learned", "sinusoidal")
 TURNING = ("rotary", "none")  # scores do not depend on distance otherwise
-ACTIVATIONS = ("swiglu", "geglu", "geglu_erf", "gelu", "gelu_tanh", "relu")
-NORMS = ("rms", "rms_offset", "layer", "layer_unbiased")
+ACTIVATIONS = ("swiglu", "geglu", "gelu", "gelu_tanh", "relu")
 NORM_ORDERS = ("pre", "post", "output", "sandwich")
 LARGEST_SIZE = 1 << 26  # of an axis: the bytes of a matrix of two then have 64 bits
 WHOLE_MODEL = ("join", "stack", "border", "cross")  # seams that all layers share
@@ -116,7 +115,7 @@ class ModelConfig:
 
     def _check_choices(self) -> None:
         check_choice("positions", self.positions, POSITIONS)
-        check_choice("norm", self.norm, NORMS)
+        check_choice("norm", self.norm, ("rms", "rms_offset", "layer"))
         check_choice("norm_order", self.norm_order, NORM_ORDERS)
         check_choice("qk_norm_over", self.qk_norm_over, ("head", "projection"))
         check_choice("activation", self.activation, ACTIVATIONS)

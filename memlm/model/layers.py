@@ -18,11 +18,7 @@ from memlm.model.kernels.linear import Linear
 from memlm.model.norms import make_norm
 
 # The activation of a gate, where one multiplies the inner layer. GeGLU's is GELU by its approximation with tanh.
-GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "swiglu": F.silu,
-    "geglu": partial(F.gelu, approximate="tanh"),
-    "geglu_erf": F.gelu,
-}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": partial(F.gelu, approximate="tanh")}
 
 
 class FeedForward(nn.Module):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -25,12 +22,7 @@ class OffsetRMSNorm(nn.RMSNorm):
         return F.rms_norm(wide, self.normalized_shape, 1 + self.weight.to(wide.dtype), self.eps).to(x.dtype)
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {
-    "rms": nn.RMSNorm,
-    "rms_offset": OffsetRMSNorm,
-    "layer": nn.LayerNorm,
-    "layer_unbiased": partial(nn.LayerNorm, bias=False),
-}
+NORMS: dict[str, type[nn.Module]] = {"rms": nn.RMSNorm, "rms_offset": OffsetRMSNorm, "layer": nn.LayerNorm}
 
 
 def make_norm(config: ModelConfig) -> nn.Module:

@@ -59,14 +59,13 @@ class Angles:
         begin, end = span
         if begin < 0 or end > TABLE_LENGTH:
             return self._turns(positions)
-        table_2Sd = self._table_2Sd  # another thread may put a shorter one in its place
-        if end > table_2Sd.shape[1] or table_2Sd.device != positions.device:
+        if end > self._table_2Sd.shape[1] or self._table_2Sd.device != positions.device:
             size = min(TABLE_LENGTH, max(256, 2 * end))
             with torch.inference_mode(False):  # it outlives the call, and training may read it next
-                self._table_2Sd = table_2Sd = self._turns(torch.arange(size, device=positions.device))
+                self._table_2Sd = self._turns(torch.arange(size, device=positions.device))
         if positions.dim() == 1 and len(positions) == end - begin:
-            return table_2Sd[:, begin:end]
-        return table_2Sd[:, positions]
+            return self._table_2Sd[:, begin:end]
+        return self._table_2Sd[:, positions]
 
     def _turns(self, positions: Int[Tensor, "*P"]) -> Float[Tensor, "2 *P d"]:
         device = positions.device

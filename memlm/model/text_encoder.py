@@ -1,5 +1,4 @@
-"""An encoder: token ids of whole texts -> hidden states that have seen the whole text (BERT, arXiv 1810.04805;
-ModernBERT, arXiv 2412.13663).
+"""An encoder: token ids of whole texts -> hidden states that have seen the whole text (BERT, arXiv 1810.04805).
 
 It is made of the decoder's layers, under a bidirectional mask. A token's hidden state depends on all others of its
 text, so an encoder has no state and continues nothing. Padding changes nothing.
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -25,15 +25,12 @@ from memlm.model.forward import ForwardContext
 from memlm.model.kernels.linear import Linear
 from memlm.model.layers import Block
 from memlm.model.norms import make_norm
-from memlm.model.positions import Rotary
 
 POOLINGS = ("mean", "first")
 
 
 class TextEncoder(nn.Module):
-    """A bidirectional encoder of the shape `config`: with learned positions, segments and post-norms, as BERT has them,
-    or with rotary positions and pre-norms, as ModernBERT has them. There a window is one of as many tokens to each
-    side, the token itself included.
+    """A bidirectional encoder of the shape `config`, with learned positions and post-norms, as BERT has them.
 
     `num_segments` is how many segments a text may have, each of which has an embedding. With `has_head` it scores
     tokens, by a head that shares the embedding: `config.tied_embeddings` says the same. Parameters start as BERT's do.
@@ -45,18 +42,10 @@ class TextEncoder(nn.Module):
         _check(config, has_head)
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.dim)
-        self.positions: nn.Embedding | None = None
-        self.segments: nn.Embedding | None = None
-        self.rotary: Rotary | None = None
-        self.norm: nn.Module | None = None
+        self.positions = nn.Embedding(config.context_length, config.dim)
+        self.segments = nn.Embedding(num_segments, config.dim)
         self.embedding_norm = make_norm(config)
         self.blocks: Sequence[Block] = nn.ModuleList(Block(config, n) for n in range(config.num_layers))  # type: ignore[assignment]
-        if config.positions == "learned":
-            self.positions = nn.Embedding(config.context_length, config.dim)
-            self.segments = nn.Embedding(num_segments, config.dim)
-        else:
-            self.rotary, self.norm = Rotary(config), make_norm(config)
-            self.blocks[0].attention_norm = nn.Identity()  # its input has been normed with the embedding
         self.head: Linear | None = None
         if has_head:
             self.transform, self.transform_norm = Linear(config.dim, config.dim), make_norm(config)
@@ -89,8 +78,8 @@ class TextEncoder(nn.Module):
         """Reads a whole text in each row and returns the hidden states behind the last layer.
 
         `new_B` counts the tokens of each row that are text. The others are padding behind them, whose hidden states
-        mean nothing. `segments_BT` numbers the segments (default: all tokens are of segment 0), for an encoder that
-        tells them apart. Raises InvalidInput for a row without text, and for more tokens than the model has positions.
+        mean nothing. `segments_BT` numbers the segments (default: all tokens are of segment 0). Raises InvalidInput for
+        a row without text, and for more tokens than the model has positions.
         """
         tokens_BT = tokens_BT.to(self.device)
         B, T = tokens_BT.shape
@@ -103,15 +92,14 @@ class TextEncoder(nn.Module):
         if min(new_B, default=0) < 1 or max(new_B) > T:
             raise InvalidInput(f"rows of {T} tokens have {new_B} of text; expected 1 to {T} each", field="text")
         mask = AttentionMask.bidirectional(new_B, T, self.device)
-        context = ForwardContext(mask, new_B, self.dtype, rotary=self.rotary, watch=watch, tokens_BT=tokens_BT)
-        hidden_BTD = self.embedding(tokens_BT)
-        if self.positions is not None and self.segments is not None:
-            segments_BT = torch.zeros_like(tokens_BT) if segments_BT is None else segments_BT.to(self.device)
-            hidden_BTD = hidden_BTD + self.positions(mask.query_RT) + self.segments(segments_BT)
+        context = ForwardContext(mask, new_B, self.dtype, watch=watch, tokens_BT=tokens_BT)
+        segments_BT = torch.zeros_like(tokens_BT) if segments_BT is None else segments_BT.to(self.device)
+        segment_BTD = self.segments(segments_BT)
+        hidden_BTD = self.embedding(tokens_BT) + self.positions(mask.query_RT) + segment_BTD
         hidden_BTD = self.embedding_norm(hidden_BTD)
         for block in self.blocks:
             hidden_BTD = block.finish(*block.attend(hidden_BTD, context), context)
-        return hidden_BTD if self.norm is None else self.norm(hidden_BTD)
+        return hidden_BTD
 
     def logits(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P V"]:
         """Returns scores of the token at each place, as the masked language model learnt them.
@@ -125,37 +113,36 @@ class TextEncoder(nn.Module):
         activation: Any = self.config.activation
         return self.head(self.transform_norm(self.transform(hidden, activation))) + self.head_bias_V
 
-    def pooled(
-        self,
-        tokens_BT: Int[Tensor, "B T"],
-        new_B: list[int],
-        *,
-        pooling: str = "mean",
-        segments_BT: Int[Tensor, "B T"] | None = None,
+    def vectors(
+        self, tokens_BT: Int[Tensor, "B T"], new_B: list[int], *, pooling: str = "mean"
     ) -> Float[Tensor, "B D"]:
-        """Returns a vector for each text, in float32: the mean of its hidden states, or the first one."""
+        """Returns a vector of length 1 for each text, in float32: the direction of the mean of its hidden states, or of
+        the first one.
+        """
         check_choice("pooling", pooling, POOLINGS)
-        hidden_BTD = self(tokens_BT, new_B, segments_BT=segments_BT).float()
+        hidden_BTD = self(tokens_BT, new_B).float()
         if pooling == "first":
-            return hidden_BTD[:, 0]
+            return F.normalize(hidden_BTD[:, 0], dim=1)
         lengths_B1 = torch.tensor(new_B, device=hidden_BTD.device)[:, None]
         is_text_BT1 = (torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) < lengths_B1)[..., None]
-        return (hidden_BTD * is_text_BT1).sum(dim=1) / lengths_B1
+        return F.normalize((hidden_BTD * is_text_BT1).sum(dim=1) / lengths_B1, dim=1)
 
 
 def _check(config: ModelConfig, has_head: bool) -> None:
-    check_choice("positions", config.positions, ("learned", "rotary"))
-    expected: dict[str, Any] = {
-        "xl_length": 0, "memorizing": None, "num_kv_heads": config.num_heads, "qk_norm": False, "num_sinks": 0,
-    }  # fmt: skip
-    if config.positions == "learned":
-        biases = dict.fromkeys(("qkv_bias", "out_bias", "ff_bias"), True)
-        expected |= {"norm_order": "post", "windows": (), "norm": "layer", **biases}
-    else:
-        expected |= {"norm_order": "pre", "parallel_residual": False}
-    for name, needed in expected.items():
-        if (value := getattr(config, name)) != needed:
-            raise InvalidInput(f"{name} is {value!r}; such an encoder has {needed!r}", field=name)
+    expected = {
+        "positions": (config.positions, "learned"),
+        "norm_order": (config.norm_order, "post"),
+        "windows": (config.windows, ()),
+        "xl_length": (config.xl_length, 0),
+        "memorizing": (config.memorizing, None),
+        "norm": (config.norm, "layer"),
+        "num_kv_heads": (config.num_kv_heads, config.num_heads),
+        "qk_norm": (config.qk_norm, False),
+        **{name: (getattr(config, name), True) for name in ("qkv_bias", "out_bias", "ff_bias")},
+    }
+    for name, (value, needed) in expected.items():
+        if value != needed:
+            raise InvalidInput(f"{name} is {value!r}; an encoder has {needed!r}", field=name)
     if not config.is_plain:
         raise InvalidInput("an encoder has plain layers; leave layers, join, stack and border out", field="layers")
     if config.tied_embeddings != has_head:

@@ -15,7 +15,6 @@ from typing import Any
 
 from memlm.api.answers import MAX_QUESTION_CHARACTERS, AnswerRequest, FindPassagesRequest
 from memlm.api.chat import EARLIER_CHARACTERS, EARLIER_MESSAGES, ChatRequest, Message
-from memlm.api.constraint import Constraint
 from memlm.api.generation import Accepted, GenerationEvent
 from memlm.api.params import GenerateRequest, RetrievalParams, StreamRequest
 from memlm.api.passages import BUDGET, AnswerPrompt, Passage
@@ -112,10 +111,8 @@ def start_answer(engine: Engine, request: AnswerRequest, *, request_id: str = ""
     plan: _Plan = yield Offload(partial(_plan, engine, request, passages), is_long=True)
     generations = list[Generation]()
     try:
-        for number, text in enumerate(plan.texts):
+        for text in plan.texts:
             asked = _request_for(request, text, is_chat=plan.is_chat)
-            if number:
-                asked = replace(asked, constraint=Constraint())  # which a mixture takes from its first row
             with _naming_stores(request, "probabilities are taken from"):
                 generations.append((yield from engine.start(asked, request_id=request_id, owner=owner)))
         if not request.mixture:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from operator import not_
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -26,10 +26,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from memlm.api import (
     answers,
     chat,
-    constraint,
     datastores,
-    documents,
-    embeddings,
     generation,
     operations,
     params,
@@ -37,7 +34,6 @@ from memlm.api import (
     scoring,
     server,
     sessions,
-    tools,
     tracing,
 )
 from memlm.api.request import Request
@@ -60,14 +56,11 @@ _MESSAGE_NAMES = {
     "SessionInfo": "Session",
     "NewDocument": "Document",
     "Score": "ScoreResponse",
-    "Embeddings": "EmbedResponse",
-    "Ranking": "RerankResponse",
     "Trace": "TraceResponse",
     "DeleteReport": "DeleteDocumentsResponse",
     "RememberReport": "RememberResponse",
     "OperationInfo": "JobMetadata",
     "DatastorePage": "ListDatastoresResponse",
-    "DocumentPage": "ListDocumentsResponse",
     "SessionPage": "ListSessionsResponse",
     "OperationPage": "ListOperationsResponse",
 }
@@ -86,23 +79,7 @@ def _message_of(record_type: type) -> type[Message] | None:
     return next((getattr(file, name) for file in _FILES if hasattr(file, name)), None)
 
 
-_API = (
-    params,
-    constraint,
-    passages,
-    tools,
-    chat,
-    answers,
-    embeddings,
-    generation,
-    scoring,
-    tracing,
-    server,
-    datastores,
-    documents,
-    sessions,
-    operations,
-)
+_API = (params, passages, chat, answers, generation, scoring, tracing, server, datastores, sessions, operations)
 _MESSAGE_OF: dict[type, type[Message]] = {
     record_type: message_type
     for module in _API
@@ -258,7 +235,7 @@ def _codec_for(hint: Any, on_wire: Any) -> tuple[Callable[[Any], Any] | None, Ca
     if get_origin(hint) is tuple:
         return (_each_to_wire, _each_from_wire) if on_wire.message_type is not None else (None, tuple)
     if Mapping in kinds:
-        return partial(_to_json, on_wire.name), partial(_from_json, on_wire.name)
+        return _metadata_to_json, _metadata_from_json
     if enum is not None:
         prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.__name__).upper()
         numbers = {member: on_wire.enum_type.values_by_name[f"{prefix}_{member.name}"].number for member in enum}
@@ -303,21 +280,21 @@ def _each_from_wire(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(from_wire(value) if isinstance(value, Message) else value for value in values)
 
 
-def _to_json(name: str, values: Any) -> str:
+def _metadata_to_json(metadata: Any) -> str:
     try:
-        return json.dumps(dict(values), allow_nan=False) if values else ""
+        return json.dumps(dict(metadata), allow_nan=False) if metadata else ""
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{name} cannot be sent as JSON ({error})", field=name) from None
+        raise InvalidInput(f"metadata cannot be sent as JSON ({error})", field="metadata") from None
 
 
-def _from_json(name: str, text: str) -> dict[str, Any]:
+def _metadata_from_json(text: str) -> dict[str, Any]:
     try:
-        values = json.loads(text or "{}")
+        metadata = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{name} is not JSON ({error})", field=name) from None
-    if not isinstance(values, dict):
-        raise InvalidInput(f"{name} is a {type(values).__name__}; expected a JSON object", field=name)
-    return values
+        raise InvalidInput(f"metadata is not JSON ({error})", field="metadata") from None
+    if not isinstance(metadata, dict):
+        raise InvalidInput(f"metadata is a {type(metadata).__name__}; expected a JSON object", field="metadata")
+    return metadata
 
 
 def _member(enum: type[Enum], numbers: Mapping[Any, int], number: int) -> Enum:

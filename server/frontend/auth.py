@@ -26,10 +26,10 @@ from typing import Any
 
 from memlm.base.texts import text_of
 from memlm.errors import InvalidInput, Overloaded, PermissionDenied, Unauthenticated
-from memlm.server.config import MIN_SECRET_CHARS
 from memlm.server.frontend.watched_files import WatchedFiles, warn_if_world_readable
 
 BURST_S = 10.0  # of its rate that a caller may use at once
+MIN_SECRET_CHARS = 16
 FIELDS = {"name", "secret", "sha256", "calls", "stores", "requests_per_minute"}
 
 log = logging.getLogger("memlm.server")
@@ -89,13 +89,9 @@ class Principal:
 class Authenticator:
     """Identifies callers by their tokens."""
 
-    def __init__(self, path: Path | None, api_key: str | None = None) -> None:
-        """Takes a token file, or one secret for all callers, who then count as one. Raises InvalidInput, with the
-        reason, for a token file that cannot be used.
-        """
+    def __init__(self, path: Path | None) -> None:
+        """Raises InvalidInput, with the reason, for a token file that cannot be used."""
         self._path, self._callers = path, tuple[Principal, ...]()
-        if api_key is not None:
-            self._callers = (Principal(digest=_digest(api_key)),)
         if path is not None:
             self._file = _watch_file(path)
             self._callers = _parse_callers(self._file.contents[0], path)
@@ -103,14 +99,13 @@ class Authenticator:
     @property
     def is_open(self) -> bool:
         """Whether calls need no token."""
-        return not self._callers
+        return self._path is None
 
     def authenticate(self, metadata: Any) -> Principal:
         """The caller whose token a call's metadata has. Raises Unauthenticated for an unknown or missing token."""
-        if self.is_open:
+        if self._path is None:
             return Principal()
-        if self._path is not None:
-            self._reload_if_changed(self._path)
+        self._reload_if_changed(self._path)
         header = next((value for key, value in metadata or () if key == "authorization"), "")
         kind, _, secret = str(header).partition(" ")
         digest, found = _digest(secret), None

@@ -37,8 +37,7 @@ class Rights:
             path: stores.display_name(given) for given in config.stores for path in _spellings(given)
         }
         encoders = [] if config.encoder in ("auto", "none") else [Path(config.encoder)]
-        rerankers = [] if config.reranker is None else [Path(config.reranker)]
-        for given in (config.model, *encoders, *rerankers):
+        for given in (config.model, *encoders):
             self._names_by_path |= dict.fromkeys(_spellings(given), given.name)
         paths = sorted({*self._folders, *self._names_by_path}, key=len, reverse=True)
         self._path_pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, paths))})(/|(?![\w-]|\.\w))")
@@ -186,8 +185,6 @@ RULES: Mapping[str, Rule] = {
     "Score": _with_retrieval,
     "ResumeGeneration": _own_resource,
     "CancelGeneration": _own_resource,
-    "Embed": _no_store,
-    "Rerank": _no_store,
     "Tokenize": _no_store,
     "Detokenize": _no_store,
     "GetModel": _no_store,
@@ -196,8 +193,6 @@ RULES: Mapping[str, Rule] = {
     "GetDatastore": _one_store,
     "Search": _one_store,
     "FindPassages": _one_store,
-    "ListDocuments": _one_store,
-    "ReadDocument": _one_store,
     "Trace": _one_store,
     "Remember": _one_store,
     "DeleteDocuments": _one_store,

@@ -51,7 +51,6 @@ from memlm.errors import InternalError, InvalidInput, MemlmError, Unavailable
 from memlm.server.config import ServerConfig
 from memlm.server.frontend.appends import append_quota, join_append
 from memlm.server.frontend.auth import Authenticator, Principal
-from memlm.server.frontend.kept_responses import KeptResponses
 from memlm.server.frontend.message_reader import MessageReader
 from memlm.server.frontend.rights import Rights
 from memlm.server.frontend.streams import GenerationStreams
@@ -110,7 +109,6 @@ class Service:
         )
         self._open = Quota("open calls", sys.maxsize, config.max_caller_calls)
         self._appends = append_quota(config)
-        self.kept_responses = KeptResponses()
         self._reader = MessageReader(config.max_receiving, share_of(config.max_receiving), config.message_timeout_s)
         self._model: ModelInfo | None = None
         self._tokenizer: TokenizerInfo | None = None
@@ -199,17 +197,6 @@ class Service:
         data = await self._reader.read_message(call.transport, call.queue_key)
         self._check_draining()
         return data
-
-    async def read_unnamed(self, transport: Transport) -> tuple[Principal, bytes]:
-        """Reads a message that names its call within, as one of MCP, and returns its sender too. Each call that is made
-        for it is to be admitted.
-        """
-        caller = self._authenticator.authenticate(transport.invocation_metadata())
-        key = _queue_key(caller, transport)
-        with self._open.hold(key, 1):
-            data = await self._reader.read_message(transport, key)
-        self._check_draining()
-        return caller, data
 
     async def read_messages(self, call: AdmittedCall) -> AsyncIterator[bytes]:
         """Reads the messages of a call with many requests."""

@@ -9,16 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memlm.api.chat import ChatRequest
 from memlm.api.generation import Accepted, Finished, FinishReason, Token, Usage
-from memlm.api.params import StreamRequest
 from memlm.api.passages import AnswerPrompt
-from memlm.api.replies.reading import Delta, ReplyReader
 from memlm.api.scoring import TokenScore
-from memlm.api.tools import ToolCall
 from memlm.server.http.openai import AnswerForm
 from memlm.server.http.records import annotations_of, object_of
-from memlm.wire.codec import WireEvent, tokens_from_wire
 
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what cannot be, since JSON has no infinity
 _REASONS = {
@@ -37,23 +32,17 @@ class ChoiceAnswer:
 
     index: int
     form: AnswerForm
-    request: StreamRequest | None = None
     text: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
     logprobs: dict[str, list[Any]] | None = None
     memory: dict[str, Any] | None = None
     finish_reason: str | None = None
-    prompt: AnswerPrompt | None = None  # that has passages
-    finished: Finished | None = None
     _offset: int = 0
     _head: bytes = b""
     _around: tuple[bytes, ...] = ()  # of the text, in an event that shows nothing else
+    _prompt: AnswerPrompt | None = None  # that has passages
     _said: list[str] = field(default_factory=list)  # the whole text, behind such a prompt
     _has_echo: bool = False
     _echo_share: float | None = None
-    _reader: ReplyReader | None = None  # of a text that may hold calls or a thought
-    _num_calls: int = 0  # in earlier events
 
     def __post_init__(self) -> None:
         self._head = f'data: {_to_json(self.form.head)[:-1]},"choices":['.encode()  # of every event
@@ -64,8 +53,7 @@ class ChoiceAnswer:
 
     def clear(self) -> None:
         """Forgets the events that were sent."""
-        self.text, self.reasoning = "", ""
-        self._num_calls, self.calls = self._num_calls + len(self.calls), []
+        self.text = ""
         if self.form.num_logprobs is not None:
             names = (
                 ("content", "refusal")
@@ -86,26 +74,9 @@ class ChoiceAnswer:
                 top = [(each.text, each.logprob) for each in score.top_logprobs]
                 self._add_logprob(score.text, finite(score.logprob), _by_text(top, score.text, score.logprob))
 
-    def add(self, event: WireEvent) -> None:
-        """Adds an event of the choice's generation."""
-        if isinstance(event, tuple):
-            self.add_tokens(tokens_from_wire(event))
-        elif isinstance(event, Accepted):
-            self.add_accepted(event)
-        else:
-            self.add_finished(event)
-
     def add_accepted(self, accepted: Accepted) -> None:
         if accepted.prompt is not None and accepted.prompt.passages:
-            self.prompt = accepted.prompt
-        if accepted.reply is not None:
-            chat = self.request if isinstance(self.request, ChatRequest) else None
-            self._reader = ReplyReader(
-                accepted.reply,
-                chat.offered_tools if chat else (),
-                request_id=accepted.request_id,
-                parallel=chat is None or chat.parallel_tool_calls,
-            )
+            self._prompt = accepted.prompt
         if self.memory is not None:
             names = ("seed", "store", "k", "lam", "knn_temperature", "keyed_share")
             self.memory |= {name: getattr(accepted, name) for name in names}
@@ -114,7 +85,9 @@ class ChoiceAnswer:
 
     def add_tokens(self, tokens: Sequence[Token]) -> None:
         text = "".join([token.text for token in tokens])
-        self._add_text(text if self._reader is None else self._read(self._reader.feed(text)))
+        self.text += text
+        if self._prompt is not None:
+            self._said.append(text)
         self._has_echo = False
         if self.logprobs is not None:
             for token in tokens:
@@ -127,23 +100,8 @@ class ChoiceAnswer:
         if self.memory is not None:
             self.memory["tokens"] += map(_memory_token, tokens)
 
-    def _read(self, delta: Delta) -> str:
-        """Adds the calls and the thought of a part of the text, and returns its content."""
-        self.reasoning += delta.reasoning
-        self.calls += delta.tool_calls
-        return delta.content
-
-    def _add_text(self, text: str) -> None:
-        self.text += text
-        if self.prompt is not None:
-            self._said.append(text)
-
     def add_finished(self, finished: Finished) -> None:
-        if self._reader is not None:
-            self._add_text(self._read(self._reader.finish()))
-        self.finished, reason = finished, _REASONS[finished.reason]
-        has_called = bool(self.calls or self._num_calls)
-        self.finish("tool_calls" if has_called and reason == "stop" else reason, finished.usage.searched_share)
+        self.finish(_REASONS[finished.reason], finished.usage.searched_share)
         if self._has_echo and self.logprobs is not None:
             # Clients that score a prompt ask for one token, and drop the last entry, which is that token's.
             self._add_logprob("", None, None)
@@ -165,71 +123,41 @@ class ChoiceAnswer:
 
     def whole(self) -> dict[str, Any]:
         """The choice of an answer that is no stream."""
-        message = {"role": "assistant", "content": self.text or (None if self.calls else ""), **self._annotations}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        if self.calls:
-            message["tool_calls"] = [_call(each) for each in self.calls]
+        message = {"role": "assistant", "content": self.text, **self._annotations}
         return self._choice({"message": message} if self.form.is_chat else {"text": self.text})
 
     def event(self, *, first: bool = False) -> bytes:
-        """Server-sent events of all that has come since the last ones: one, or more where a tool is called."""
-        is_text_alone = not self.reasoning and not self.calls and not first and self.finish_reason is None
-        if self._around and self.text and is_text_alone:
+        """A server-sent event with what has come since the last one."""
+        if self._around and self.text and not first and self.finish_reason is None:
             data = _quoted(self.text).encode().join(self._around)  # most events differ from the others in their text
             self.text = ""
             return data
-        contents: list[dict[str, Any]] = [{"text": self.text}]
         if self.form.is_chat:
-            contents = [{"delta": delta} for delta in self._deltas(first=first)]
-        data = b"".join(
-            self._encoded(content, is_first=number == 0, is_last=number == len(contents) - 1)
-            for number, content in enumerate(contents)
-        )
+            delta = (
+                {"role": "assistant", "content": self.text} if first else {"content": self.text} if self.text else {}
+            )
+            content: dict[str, Any] = {"delta": {**delta, **self._annotations}}
+        else:
+            content = {"text": self.text}
+        data = self._encoded(content)
         self.clear()
         return data
 
-    def _deltas(self, *, first: bool) -> list[dict[str, Any]]:
-        """The text and the thought, then each call: its id and its tool, and its arguments in a delta of their own."""
-        delta: dict[str, Any] = {"role": "assistant"} if first else {}
-        if self.text or first:
-            delta["content"] = self.text
-        if self.reasoning:
-            delta["reasoning_content"] = self.reasoning
-        deltas = [delta] if delta or not self.calls else []
-        for number, call in enumerate(self.calls, self._num_calls):
-            shown = _call(call)
-            function = {"arguments": shown["function"]["arguments"]}
-            shown["function"]["arguments"] = ""
-            deltas += [
-                {"tool_calls": [{"index": number, **shown}]},
-                {"tool_calls": [{"index": number, "function": function}]},
-            ]
-        deltas[-1] |= self._annotations
-        return deltas
-
-    def _encoded(self, content: dict[str, Any], *, is_first: bool = True, is_last: bool = True) -> bytes:
-        choice = self._choice(content)
-        if not is_last:
-            choice["finish_reason"] = None
-        if not is_first:
-            choice["logprobs"] = None
-            choice.pop("memory", None)
-        return self._head + _to_json(choice).encode() + b"]}\n\n"
+    def _encoded(self, content: dict[str, Any]) -> bytes:
+        return self._head + _to_json(self._choice(content)).encode() + b"]}\n\n"
 
     @property
     def _annotations(self) -> dict[str, Any]:
         """The sources of an answer that has ended: in a stream they come with its last event, as OpenAI's do."""
-        if self.prompt is None or self.finish_reason is None:
+        if self._prompt is None or self.finish_reason is None:
             return {}
-        return {"annotations": annotations_of(self.prompt, "".join(self._said))}
+        return {"annotations": annotations_of(self._prompt, "".join(self._said))}
 
     @property
     def is_empty(self) -> bool:
         """Whether an event would tell nothing."""
         has_details = self.logprobs is not None or self.memory is not None
-        says_any = self.text or self.reasoning or self.calls
-        return not says_any and self.finish_reason is None and not has_details
+        return not self.text and self.finish_reason is None and not has_details
 
     def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
         logprobs: Any = self.logprobs
@@ -297,10 +225,6 @@ class AnswerUsage:
                 for source, drafted in self.drafted.items()
             ]
         return shown
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def server_sent(value: Any) -> bytes:

@@ -21,11 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 from memlm.errors import InternalError, MemlmError, NotFound
 from memlm.server.frontend.service import Service
 from memlm.server.http.endpoints import ENDPOINTS, Handler
-from memlm.server.http.errors import NotAllowed, headers_of, reply_of, status_of
+from memlm.server.http.errors import NotAllowed, body_of, headers_of, status_of
 from memlm.server.http.exchange import Exchange
-from memlm.server.http.mcp import endpoint as mcp
 from memlm.server.http.openapi import docs_page, openapi_document
-from memlm.server.http.request_ids import with_id
 from memlm.server.sites import Sites
 
 PLAYGROUND = Path(__file__).parent / "playground"
@@ -55,14 +53,13 @@ class HttpApp:
     def __init__(self, service: Service, registry: CollectorRegistry) -> None:
         self._service, self._registry = service, registry
         config = service.config
-        self._sites = Sites(config.allowed_hosts, config.host, is_open=not config.wants_token)
+        self._sites = Sites(config.allowed_hosts, config.host, is_open=config.auth_file is None)
         self._document = json.dumps(openapi_document()).encode()
         self._router = Router(self._routes(), redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        scope, send = with_id(scope, send)
         try:
             origin = self._admit(scope)
         except MemlmError as error:
@@ -97,7 +94,6 @@ class HttpApp:
             "/docs": _docs,
         }
         methods: dict[str, dict[str, Handler]] = {path: {"GET": handler} for path, handler in plain.items()}
-        methods["/mcp"] = {"POST": mcp.handle}  # which describes itself, in its own protocol
         for endpoint in ENDPOINTS:
             methods.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
         apps = {path: _Methods(self._service, each) for path, each in methods.items()}
@@ -197,8 +193,7 @@ async def _send_to_page(origin: str, send: Send, message: Message) -> None:
 
 async def _refuse(exchange: Exchange, error: MemlmError) -> None:
     if not (exchange.has_begun or exchange.is_abandoned):
-        body = reply_of(error, exchange.path, exchange.request_id)
-        await exchange.reply_json(body, status_of(error), headers_of(error))
+        await exchange.reply_json(body_of(error), status_of(error), headers_of(error))
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, get_args, get_type_hints
 
 from memlm.api.answers import MAX_BUDGET, MAX_QUESTION_CHARACTERS
-from memlm.api.constraint import MAX_CHOICES as MAX_CHOICE_TEXTS
 from memlm.api.datastores import CHECKS, KEYS, MAX_DOCUMENT_IDS, MAX_FILTERS, SearchBy
-from memlm.api.documents import MAX_PART_TOKENS, PART_TOKENS
-from memlm.api.embeddings import MAX_INPUTS, MAX_READ_TOKENS
 from memlm.api.paging import MAX_PAGE, MAX_PAGE_SIZE
 from memlm.api.params import (
-    MAX_BIAS,
-    MAX_BIASES,
     MAX_EXCLUDED,
     MAX_NEIGHBORS,
     MAX_STOP_STRINGS,
@@ -25,29 +20,78 @@ from memlm.api.params import (
 )
 from memlm.api.passages import FEW_PASSAGES, MAX_PASSAGES, MORE_PASSAGES, PassagesBy
 from memlm.api.prompts import MAX_TOKEN_IDS
-from memlm.api.tools import (
-    EFFORTS,
-    MAX_CALLS,
-    MAX_OPTION_CHARACTERS,
-    MAX_TEMPLATE_OPTIONS,
-    MAX_TOOLS,
-    TOOL_CHOICES,
-)
 from memlm.api.tracing import RankBy, TraceRequest
-from memlm.server.http.fields import field_of as _field
-from memlm.server.http.fields import ignored as _ignored
-from memlm.server.http.fields import limit as _limit
-from memlm.server.http.fields import number as _number
-from memlm.server.http.fields import object_with as _object
-from memlm.server.http.fields import switch as _switch
-from memlm.server.http.fields import text as _text
-from memlm.server.http.fields import texts as _texts
-from memlm.server.http.fields import unsupported as _unsupported
-from memlm.server.http.fields import whole as _whole
+from memlm.base.options import OPTION, Bounds, Option, bounds_of
 from memlm.server.http.schema import INT32, Schema
 
 MAX_PROMPTS, MAX_CHOICES = 2048, 128
 DEFAULT_MAX_TOKENS = 16  # of completions, as OpenAI has it
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+def _whole(description: str, least: int = 0, most: int = INT32) -> Schema:
+    return {"type": "integer", "minimum": least, "maximum": most, "description": description}
+
+
+def _number(description: str, **bounds: float) -> Schema:
+    return {"type": "number", **bounds, "description": description}
+
+
+def _text(description: str) -> Schema:
+    return {"type": "string", "description": description}
+
+
+def _texts(description: str) -> Schema:
+    return {"type": "array", "items": {"type": "string"}, "maxItems": MAX_PASSAGES, "description": description}
+
+
+def _switch(description: str) -> Schema:
+    return {"type": "boolean", "description": description}
+
+
+def _object(properties: dict[str, Schema], required: tuple[str, ...] = (), description: str = "") -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+        **({"description": description} if description else {}),
+    }
+
+
+def _field(record_type: Any, name: str, description: str = "") -> Schema:
+    """The schema of a dataclass's field: its type, its bounds, and the help of its command-line option."""
+    hint, limits = get_type_hints(record_type)[name], bounds_of(record_type).get(name, Bounds())
+    kind = next(kind for each, kind in _KINDS.items() if each in (hint, *get_args(hint)))
+    field = next(each for each in fields(record_type) if each.name == name)
+    shown = field.metadata.get(OPTION, Option(""))
+    default = shown.default or ("" if field.default in (None, False, MISSING) else field.default)
+    words = [description or shown.help, "Above 0." if limits.above == 0 else ""]
+    words.append(f"Left out: {default}." if default and not description else "")
+    most = INT32 if limits.most is None and kind == "integer" else limits.most
+    return {
+        "type": kind,
+        **({} if limits.least is None else {"minimum": limits.least}),
+        **({} if most is None else {"maximum": most}),
+        "description": " ".join(filter(None, words)),
+    }
+
+
+def _limit(description: str) -> Schema:
+    return {
+        "anyOf": [{"type": "integer", "minimum": 1, "maximum": INT32}, {"type": "integer", "enum": [-1]}],
+        "x-expected": "at least 1, or -1 for no limit",
+        "x-none": [-1],
+        "description": f"{description} -1: the same.",
+    }
+
+
+def _unsupported(neutral: Schema, description: str = "Not supported.", advice: str = "leave it out") -> Schema:
+    return {**neutral, "x-unsupported": advice, "description": description}
+
+
+def _ignored(kind: str) -> Schema:
+    return {"type": kind, "description": "Accepted, and without effect."}
 
 
 TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32}, "minItems": 1}
@@ -119,23 +163,10 @@ CHAT_MEMORY: Schema = {
     },
 }
 
-# Fields of SamplingParams that bodies have by the same name. Others take other forms too.
-_OTHER_FORMS = ("max_tokens", "stop", "logit_bias")
-SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in _OTHER_FORMS)
+# Fields of SamplingParams that bodies have by the same name. `max_tokens` and `stop` take other forms too.
+SAMPLING = tuple(each.name for each in fields(SamplingParams) if each.name not in ("max_tokens", "stop"))
 _SAMPLING: dict[str, Schema] = {
     **{name: _field(SamplingParams, name) for name in SAMPLING},
-    "frequency_penalty": _field(
-        SamplingParams, "frequency_penalty", "Taken from a token's log-probability for each time that it was generated."
-    ),
-    "presence_penalty": _field(
-        SamplingParams, "presence_penalty", "Taken from a token's log-probability if it was generated before."
-    ),
-    "logit_bias": {
-        "type": "object",
-        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-        "maxProperties": MAX_BIASES,
-        "description": "Numbers to add to the log-probabilities of tokens, by token id.",
-    },
     "top_k": {**_whole("Sample from the k likeliest tokens. 0 or -1: from all.", -1), "x-none": [0, -1]},
     "seed": _field(SamplingParams, "seed", "Equal seeds give equal answers. Choice n has seed + n."),
     "stop": {
@@ -146,52 +177,6 @@ _SAMPLING: dict[str, Schema] = {
         "x-expected": "a string, or strings in a list",
         "description": "The text ends before the first of these.",
     },
-}
-_ANY_SCHEMA: Schema = {"type": "object", "description": "A JSON Schema."}
-_TEXT_SCHEMA: Schema = {
-    "anyOf": [_ANY_SCHEMA, {"type": "string"}],
-    "x-expected": "a JSON Schema, as an object or as text",
-    "description": "A JSON Schema, as an object or as text.",
-}
-_CHOICES: Schema = {
-    "type": "array",
-    "items": {"type": "string"},
-    "minItems": 1,
-    "maxItems": MAX_CHOICE_TEXTS,
-    "description": "The text is one of these.",
-}
-_REGEX, _GRAMMAR = _text("A regular expression that the text matches."), _text("A grammar: Lark's, or GBNF.")
-# The form of the text: OpenAI's parameter, and the newer and the older ones of vLLM.
-FORMS: dict[str, Schema] = {
-    "response_format": _object(
-        {
-            "type": {"type": "string", "enum": ["text", "json_object", "json_schema"], "description": ""},
-            "json_schema": _object(
-                {
-                    "schema": _ANY_SCHEMA,
-                    "name": _ignored("string"),
-                    "description": _ignored("string"),
-                    "strict": _ignored("boolean"),
-                }
-            ),
-        },
-        ("type",),
-        "The form of the text: any, a JSON object, or JSON of a schema.",
-    ),
-    "structured_outputs": _object(
-        {
-            "json": _TEXT_SCHEMA,
-            "json_object": _switch("The text is a JSON object."),
-            "regex": _REGEX,
-            "choice": _CHOICES,
-            "grammar": _GRAMMAR,
-        },
-        description="The form of the text, in the words of vLLM.",
-    ),
-    "guided_json": _TEXT_SCHEMA,
-    "guided_regex": _REGEX,
-    "guided_choice": _CHOICES,
-    "guided_grammar": _GRAMMAR,
 }
 _COMMON: dict[str, Schema] = {
     "model": _text("The id of /v1/models."),
@@ -221,7 +206,9 @@ _COMMON: dict[str, Schema] = {
         ("type", "content"),
         "A text that the answer may resemble, a source of drafts.",
     ),
-    **FORMS,
+    "frequency_penalty": _unsupported({"type": "number", "enum": [0]}),
+    "presence_penalty": _unsupported({"type": "number", "enum": [0]}),
+    "logit_bias": _unsupported({"type": "object", "maxProperties": 0}),
 }
 
 COMPLETION = _object(
@@ -248,52 +235,22 @@ COMPLETION = _object(
     ("model", "prompt"),
 )
 
-_CALL = _object(
-    {
-        "id": _text("The id of the call, which the message of its result has too."),
-        "type": {"type": "string", "enum": ["function"], "description": "The only one."},
-        "function": _object(
-            {"name": _text("The tool."), "arguments": _text("The text of a JSON object.")}, ("name", "arguments")
-        ),
-        "index": _ignored("integer"),
-    },
-    ("function",),
-)
+_AS_TEXT = "give tool calls and their results as the texts of messages, without it"
 _MESSAGE = _object(
     {
-        "role": _text("system, user, assistant, tool, or another role that the model's template knows."),
+        "role": _text("system, user, assistant, or another role that the model's template knows."),
         "content": TEXT_OR_PARTS,
-        "name": _text("Of a tool's result: the tool. Of others it is accepted, and without effect."),
+        "name": _ignored("string"),
         "annotations": _ignored("array"),
         "cache_control": _ignored("object"),
-        "reasoning_content": _text("Of the assistant: the thought before its content."),
-        "reasoning": _text("Another name of reasoning_content."),
+        "reasoning_content": _ignored("string"),
+        "reasoning": _ignored("string"),
         "refusal": _unsupported({"type": "string", "enum": [""]}),
-        "tool_calls": {
-            "type": "array",
-            "items": _CALL,
-            "maxItems": MAX_CALLS,
-            "description": "Of the assistant: the calls that it made. With them, content may be null.",
-        },
-        "tool_call_id": _text("Of a tool's result: the id of the call."),
-        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice="give tool_calls"),
+        "tool_calls": _unsupported({"type": "array", "maxItems": 0}, advice=_AS_TEXT),
+        "tool_call_id": _unsupported({"type": "string", "enum": [""]}, advice=_AS_TEXT),
+        "function_call": _unsupported({"type": "object", "maxProperties": 0}, advice=_AS_TEXT),
     },
-    ("role",),
-)
-_TOOL = _object(
-    {
-        "type": {"type": "string", "enum": ["function"], "description": "The only one."},
-        "function": _object(
-            {
-                "name": _text("Up to 128 letters, digits, '_', '-' and '.'."),
-                "description": _text("What it does, for the model."),
-                "parameters": {"type": "object", "description": "The JSON Schema of the object of its arguments."},
-                "strict": _ignored("boolean"),
-            },
-            ("name",),
-        ),
-    },
-    ("type", "function"),
+    ("role", "content"),
 )
 
 CHAT = _object(
@@ -305,50 +262,19 @@ CHAT = _object(
         "top_logprobs": _whole("Report this many likely tokens too. Goes with logprobs.", 0, MAX_TOP_LOGPROBS),
         **_COMMON,
         "memory": CHAT_MEMORY,
-        "tools": {
-            "type": "array",
-            "items": _TOOL,
-            "maxItems": MAX_TOOLS,
-            "description": "Functions that the model may call.",
-        },
-        "tool_choice": {
-            "anyOf": [
-                {"type": "string", "enum": list(TOOL_CHOICES)},
-                _object(
-                    {
-                        "type": {"type": "string", "enum": ["function"]},
-                        "function": _object({"name": _text("The tool to call.")}, ("name",)),
-                    },
-                    ("type", "function"),
-                ),
-            ],
-            "x-expected": "auto, none, required, or a function by name",
-            "description": "auto, none (as if there were no tools), required, or the tool to call.",
-        },
-        "parallel_tool_calls": _switch("Whether an answer may hold several calls. Left out: true."),
-        "functions": _unsupported({"type": "array", "maxItems": 0}, advice="give tools"),
-        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}, advice="give tool_choice"),
+        "tools": _unsupported({"type": "array", "maxItems": 0}),
+        "tool_choice": _unsupported({"type": "string", "enum": ["none", "auto"]}),
+        "parallel_tool_calls": _unsupported({"type": "boolean", "enum": [True, False]}),
+        "functions": _unsupported({"type": "array", "maxItems": 0}),
+        "function_call": _unsupported({"type": "string", "enum": ["none", "auto"]}),
+        "response_format": _unsupported(
+            _object({"type": _unsupported({"type": "string", "enum": ["text"]})}, ("type",)), "Only text."
+        ),
         "modalities": _unsupported({"type": "array", "items": {"type": "string", "enum": ["text"]}}, "Only text."),
         "audio": _unsupported({"type": "object", "maxProperties": 0}),
-        "reasoning_effort": {
-            "type": "string",
-            "enum": list(EFFORTS),
-            "description": "How much to think, for models whose chat template reads it. Of others without effect.",
-        },
+        "reasoning_effort": _unsupported({"type": "string", "enum": ["none"]}),
         "verbosity": _unsupported({"type": "string", "enum": ["medium"]}),
-        "chat_template_kwargs": {
-            "type": "object",
-            "maxProperties": MAX_TEMPLATE_OPTIONS,
-            "additionalProperties": {
-                "anyOf": [
-                    {"type": "boolean"},
-                    {"type": "number"},
-                    {"type": "string", "maxLength": MAX_OPTION_CHARACTERS},
-                ],
-                "x-expected": f"true, false, a number, or a text of up to {MAX_OPTION_CHARACTERS:,} characters",
-            },
-            "description": "Variables of the model's chat template, such as enable_thinking.",
-        },
+        "chat_template_kwargs": _unsupported({"type": "object", "maxProperties": 0}),
         "web_search_options": _unsupported({"type": "object", "maxProperties": 0}),
     },
     ("model", "messages"),
@@ -365,51 +291,6 @@ TOKENIZE = _object(
 DETOKENIZE = _object(
     {"tokens": {**TOKEN_IDS, "minItems": 0, "maxItems": MAX_TOKEN_IDS}, "model": _text("The id of /v1/models.")},
     ("tokens",),
-)
-
-EMBEDDINGS = _object(
-    {
-        "input": {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_INPUTS},
-                {**TOKEN_IDS, "maxItems": MAX_READ_TOKENS},
-                {"type": "array", "items": TOKEN_IDS, "minItems": 1, "maxItems": MAX_INPUTS},
-            ],
-            "x-expected": f"a text, texts, token ids or lists of them: at least one, and at most {MAX_INPUTS:,} texts",
-            "description": f"A text, at most {MAX_INPUTS:,} texts, or texts as token ids of the encoder.",
-        },
-        "model": _text("The id of /v1/models, or the name of the encoder. The answer has the name of what was used."),
-        "encoding_format": {
-            "type": "string",
-            "enum": ["float", "base64"],
-            "description": "Vectors as lists of numbers, or as base64 of float32. Left out: float.",
-        },
-        "dimensions": _whole("How many numbers of each vector count, the first ones. Left out: all.", 1),
-        "truncate": _switch("Read the begin of a text that is too long, which is refused otherwise."),
-        "user": _ignored("string"),
-    },
-    ("input",),
-)
-RERANK = _object(
-    {
-        "query": _text("The query."),
-        "documents": {
-            "type": "array",
-            "items": {
-                "anyOf": [{"type": "string"}, _object({"text": _text("Its text.")}, ("text",))],
-                "x-expected": "a text, or an object with a text",
-            },
-            "minItems": 1,
-            "maxItems": MAX_INPUTS,
-            "description": f"At most {MAX_INPUTS:,} documents: texts, or objects with a text.",
-        },
-        "model": _text("The id of /v1/models, or the name of the reranker or the encoder."),
-        "top_n": _whole("How many to return, the best. Left out: all.", 1),
-        "return_documents": _switch("Return the texts of the documents too."),
-        "user": _ignored("string"),
-    },
-    ("query", "documents"),
 )
 
 _FILTERS: dict[str, Schema] = {
@@ -507,7 +388,6 @@ ANSWER = _object(
         "mixture": _switch("Mix the answers to prompts of one passage each, without a datastore."),
         "max_tokens": _limit("Maximum number of tokens. Left out: the room in the context."),
         **_SAMPLING,
-        **FORMS,
         "stream": _switch("Send events as they come."),
         "memory": MEMORY,
         "drafts": _COMMON["drafts"],
@@ -584,10 +464,6 @@ DELETE = _object(
 PAGE_QUERY: dict[str, Schema] = {
     "page_size": _whole(f"At most this many; above {MAX_PAGE} means {MAX_PAGE}.", 0, MAX_PAGE_SIZE),
     "page_token": _text("next_page_token of the page before."),
-}
-READ_QUERY: dict[str, Schema] = {
-    "token_offset": _whole("Tokens from the start of the document, with which the part begins."),
-    "num_tokens": _whole(f"Tokens of the part; left out: {PART_TOKENS:,}.", 1, MAX_PART_TOKENS),
 }
 GET_OPERATION_QUERY: dict[str, Schema] = {
     "wait_s": _number("Answer when the operation has ended, or after this many seconds.", minimum=0, maximum=3600)

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from itertools import count
 from typing import Any
 
-from memlm.api.generation import DetokenizeRequest, Finished
+from memlm.api.generation import Accepted, DetokenizeRequest, Finished
 from memlm.api.scoring import Score
 from memlm.server.frontend.service import AdmittedCall, Service
 from memlm.server.http.answers import AnswerUsage, ChoiceAnswer, server_sent
@@ -17,6 +17,7 @@ from memlm.server.http.events import EventStream
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.openai import AnswerForm, Choice, answer_form, chat_choices, completion_choices
 from memlm.server.http.reading import read_body
+from memlm.wire.codec import tokens_from_wire
 
 
 async def complete(service: Service, exchange: Exchange) -> None:
@@ -51,7 +52,7 @@ class _Answer:
         self._usage = AnswerUsage()
 
     async def whole(self, choices: list[Choice]) -> None:
-        answers = [ChoiceAnswer(choice.index, self._form, choice.request) for choice in choices]
+        answers = [ChoiceAnswer(choice.index, self._form) for choice in choices]
 
         async def run(choice: Choice) -> None:
             async with aclosing(self._progress(choice, answers[choice.index])) as progress:
@@ -69,7 +70,7 @@ class _Answer:
         begun = [asyncio.Event() for _ in choices]
 
         async def run(number: int, choice: Choice) -> None:
-            answer, first = ChoiceAnswer(choice.index, self._form, choice.request), self._form.is_chat
+            answer, first = ChoiceAnswer(choice.index, self._form), self._form.is_chat
             async with aclosing(self._progress(choice, answer)) as progress:
                 async for _ in progress:
                     if first and number:
@@ -98,10 +99,17 @@ class _Answer:
             return
         async with self._admitted(choice) as call, aclosing(self._service.stream(call, choice.request)) as events:
             async for event in events:
-                answer.add(event)
-                if isinstance(event, Finished):
-                    self._usage.add(event.usage, counts_prompt=choice.counts_prompt)
+                if isinstance(event, tuple):
+                    answer.add_tokens(tokens_from_wire(event))
+                elif isinstance(event, Accepted):
+                    answer.add_accepted(event)
+                else:
+                    self._finish(choice, answer, event)
                 yield
+
+    def _finish(self, choice: Choice, answer: ChoiceAnswer, finished: Finished) -> None:
+        answer.add_finished(finished)
+        self._usage.add(finished.usage, counts_prompt=choice.counts_prompt)
 
     @asynccontextmanager
     async def _admitted(self, choice: Choice) -> AsyncIterator[AdmittedCall]:

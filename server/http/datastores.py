@@ -14,7 +14,6 @@ from memlm.api.datastores import (
     RememberRequest,
     SearchRequest,
 )
-from memlm.api.documents import ReadDocumentRequest
 from memlm.api.operations import (
     CancelOperationRequest,
     DeleteOperationRequest,
@@ -33,7 +32,6 @@ from memlm.server.http.bodies import (
     DELETE,
     GET_OPERATION_QUERY,
     PAGE_QUERY,
-    READ_QUERY,
     REMEMBER,
     SEARCH,
     TRACE,
@@ -88,14 +86,6 @@ async def add_documents(service: Service, exchange: Exchange) -> None:
             keep = tuple(_hash_of(name, place) for place, name in enumerate(body.pop("keep", ())))
             requests = _given(documents, keep, exchange, {**query, **body})
         await _reply_accepted(exchange, await service.add_documents(call, requests))
-
-
-async def read_document(service: Service, exchange: Exchange) -> None:
-    """Reads a part of the document that the path names."""
-    async with service.admit("ReadDocument", exchange) as call:
-        asked = exchange.query(READ_QUERY)
-        request = ReadDocumentRequest(exchange.path_params["document"], _store(exchange), **asked)
-        await exchange.reply_json({"object": "document", **object_of(await service.ask(call, request))})
 
 
 async def remember(service: Service, exchange: Exchange) -> None:

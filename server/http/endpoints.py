@@ -8,18 +8,7 @@ from dataclasses import dataclass, field
 from starlette.convertors import Convertor, register_url_convertor
 
 from memlm.server.frontend.service import Service
-from memlm.server.http import (
-    bodies,
-    completions,
-    datastores,
-    embeddings,
-    message_bodies,
-    messages,
-    models,
-    questions,
-    response_bodies,
-    responses,
-)
+from memlm.server.http import bodies, completions, datastores, models, questions
 from memlm.server.http.exchange import Exchange
 from memlm.server.http.schema import Schema
 
@@ -58,9 +47,8 @@ class Endpoint:
 
 
 _OPENAI, _TOKENS, _STORES, _JOBS = "OpenAI", "Tokenizer", "Datastores", "Operations"
-_QUESTIONS, _ANTHROPIC = "Questions", "Anthropic"
+_QUESTIONS = "Questions"
 _STORE, _OPERATION = "/v1/datastores/{store}", "/v1/operations/{operation}"
-_RESPONSE = "/v1/responses/{response}"
 
 ENDPOINTS = (
     Endpoint("GET", "/v1/models", models.list_models, "The model that is served.", _OPENAI),
@@ -82,45 +70,6 @@ ENDPOINTS = (
         _OPENAI,
         bodies.CHAT,
         is_stream=True,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/responses",
-        responses.create_response,
-        "Answers a conversation, or the next turn of one that is kept.",
-        _OPENAI,
-        response_bodies.RESPONSE,
-        is_stream=True,
-    ),
-    Endpoint("GET", _RESPONSE, responses.get_response, "A response of the caller that is kept.", _OPENAI),
-    Endpoint("DELETE", _RESPONSE, responses.delete_response, "Deletes a response that is kept.", _OPENAI),
-    Endpoint(
-        "POST",
-        "/v1/messages",
-        messages.create_message,
-        "Answers a conversation, as Anthropic's clients ask.",
-        _ANTHROPIC,
-        message_bodies.MESSAGE,
-        is_stream=True,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/messages/count_tokens",
-        messages.count_tokens,
-        "The tokens that a conversation has before its answer.",
-        _ANTHROPIC,
-        message_bodies.COUNT,
-    ),
-    Endpoint(
-        "POST", "/v1/embeddings", embeddings.embed, "Vectors of texts, by the encoder.", _OPENAI, bodies.EMBEDDINGS
-    ),
-    Endpoint(
-        "POST",
-        "/v1/rerank",
-        embeddings.rerank,
-        "Documents in the order of their relevance to a query, as Cohere and Jina have it.",
-        _QUESTIONS,
-        bodies.RERANK,
     ),
     Endpoint("POST", "/tokenize", models.tokenize, "The token ids of a text.", _TOKENS, bodies.TOKENIZE),
     Endpoint("POST", "/detokenize", models.detokenize, "The text of token ids.", _TOKENS, bodies.DETOKENIZE),
@@ -214,14 +163,6 @@ ENDPOINTS = (
         "The progress of an operation.",
         _JOBS,
         query=bodies.GET_OPERATION_QUERY,
-    ),
-    Endpoint(
-        "GET",
-        f"{_STORE}/documents/{{document:id}}",
-        datastores.read_document,
-        "The text of a document, part by part.",
-        _STORES,
-        query=bodies.READ_QUERY,
     ),
     Endpoint("POST", f"{_OPERATION}/cancel", datastores.cancel_operation, "Cancels an operation.", _JOBS),
     Endpoint("DELETE", _OPERATION, datastores.delete_operation, "Deletes the record of one that has ended.", _JOBS),

@@ -1,7 +1,4 @@
-"""Errors in OpenAI's shape: the HTTP status, and a body that names the parameter and the reason of gRPC's details.
-
-Those of /v1/messages have Anthropic's shape.
-"""
+"""Errors in OpenAI's shape: the HTTP status, and a body that names the parameter and the reason of gRPC's details."""
 
 from __future__ import annotations
 
@@ -60,16 +57,6 @@ _KINDS: dict[type[MemlmError], _Kind] = {
     PermissionDenied: _Kind(HTTPStatus.FORBIDDEN, "permission_error"),
     Unavailable: _Kind(HTTPStatus.SERVICE_UNAVAILABLE, "server_error"),
 }
-MESSAGES = "/v1/messages"
-_MESSAGE_TYPES: dict[int, str] = {  # Anthropic's, by status; others are errors of the request, or of the server
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
-}
 _BUG = _Kind(HTTPStatus.INTERNAL_SERVER_ERROR, "server_error")
 
 
@@ -82,10 +69,8 @@ def status_of(error: MemlmError) -> int:
     return int(_kind(error).status)
 
 
-def body_of(error: MemlmError, request_id: str = "") -> dict[str, Any]:
-    """The body of an error. `code` is the reason in gRPC's details: the name of the client's class. `request_id` is
-    that of the request, by which the log has it.
-    """
+def body_of(error: MemlmError) -> dict[str, Any]:
+    """The body of an error. `code` is the reason in gRPC's details: the name of the client's class."""
     param = error.field if isinstance(error, InvalidInput) and error.field else None
     return {
         "error": {
@@ -93,28 +78,8 @@ def body_of(error: MemlmError, request_id: str = "") -> dict[str, Any]:
             "type": _kind(error).type,
             "param": None if param is None else shortened(param, 200),
             "code": kind_of(error).__name__,
-            **({"request_id": request_id} if request_id else {}),
         }
     }
-
-
-def message_error_of(error: MemlmError, request_id: str = "") -> dict[str, Any]:
-    """The body of an error as Anthropic's clients read it."""
-    status = status_of(error)
-    other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _REFUSED
-    kind = _MESSAGE_TYPES.get(status, other)
-    named = {"request_id": request_id} if request_id else {}
-    return {"type": "error", "error": {"type": kind, "message": shortened(str(error))}, **named}
-
-
-def reply_of(error: MemlmError, path: str, request_id: str) -> dict[str, Any]:
-    """The body of an error in the shape of the API that a path belongs to."""
-    return message_error_of(error, request_id) if is_of_messages(path) else body_of(error, request_id)
-
-
-def is_of_messages(path: str) -> bool:
-    """Whether a path belongs to Anthropic's API."""
-    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def headers_of(error: MemlmError) -> dict[str, str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 from memlm.errors import MemlmError
 from memlm.server.http.answers import server_sent
@@ -15,26 +13,9 @@ from memlm.server.http.exchange import Exchange
 
 EVENTS = "text/event-stream; charset=utf-8"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # the second keeps nginx from collecting events
-HEARTBEAT_S = 10.0  # without an event; proxies close a connection that is silent for 30 or 60 s
-
-
+DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": waiting\n\n"  # a comment, which clients skip
-
-
-class StreamForm(NamedTuple):
-    """How a kind of stream waits, ends and fails."""
-
-    heartbeat: bytes = HEARTBEAT
-    done: bytes = b"data: [DONE]\n\n"
-    error: Callable[[MemlmError, str], bytes] = lambda error, request_id: server_sent(body_of(error, request_id))
-
-
-CHUNKS = StreamForm()
-
-
-def typed_event(value: Mapping[str, Any]) -> bytes:
-    """A server-sent event that is named by its type."""
-    return f"event: {value['type']}\ndata: {json.dumps(value, allow_nan=False)}\n\n".encode()
+HEARTBEAT_S = 10.0  # without an event; proxies close a connection that is silent for 30 or 60 s
 
 
 class EventStream:
@@ -44,8 +25,8 @@ class EventStream:
     and the last event after it.
     """
 
-    def __init__(self, exchange: Exchange, form: StreamForm = CHUNKS) -> None:
-        self._exchange, self._form, self._writing = exchange, form, asyncio.Lock()
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange, self._writing = exchange, asyncio.Lock()
         self._sent_s = asyncio.get_running_loop().time()
         self._beating: asyncio.Task[None] | None = None
 
@@ -63,7 +44,7 @@ class EventStream:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             else:
-                await self.write(self._form.heartbeat)
+                await self.write(HEARTBEAT)
 
     async def __aenter__(self) -> Self:
         self._beating = asyncio.create_task(self._beat())
@@ -76,6 +57,6 @@ class EventStream:
         self._beating.cancel()
         await asyncio.wait([self._beating])
         if error is None:
-            await self.write(self._form.done, more=False)
+            await self.write(DONE, more=False)
         elif isinstance(error, MemlmError) and self._exchange.has_begun:
-            await self.write(self._form.error(error, self._exchange.request_id), more=False)
+            await self.write(server_sent(body_of(error)), more=False)

@@ -15,7 +15,6 @@ from memlm.errors import Cancelled, DeadlineExceeded, InvalidInput
 from memlm.server.config import ServerConfig
 from memlm.server.http.errors import TooLarge
 from memlm.server.http.schema import Schema, check, normalized, refuse_unknown
-from memlm.server.telemetry.calls import REQUEST_ID
 
 JSON = "application/json"
 MAX_QUERY_PARAMETERS = 32
@@ -31,26 +30,17 @@ class Exchange:
     def __init__(self, config: ServerConfig, scope: Scope, receive: Receive, send: Send) -> None:
         self._config, self._scope, self._receive, self._send = config, scope, receive, send
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        self.path: str = scope["path"]
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.has_begun = self.is_abandoned = False
         self._has_read, self._task = False, asyncio.current_task()
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request, which the caller may have given."""
-        return self.headers[REQUEST_ID]
 
     def peer(self) -> str:
         host, port = self._scope.get("client") or ("", 0)
         return f"{'ipv6' if ':' in host else 'ipv4'}:{host}:{port}"
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        """The headers. A token may be in `x-api-key`, where Anthropic's clients put it."""
-        key = self.headers.get("x-api-key")
-        given = {} if key is None else {"authorization": f"Bearer {key}"}
-        return list({**given, **self.headers}.items())
+        return list(self.headers.items())
 
     def time_remaining(self) -> float | None:
         return None

@@ -8,16 +8,12 @@ from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any
 
-from memlm.api.chat import ChatRequest
-from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, TokenBias
+from memlm.api.chat import ChatRequest, Message
+from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams
 from memlm.api.prompts import check_text
 from memlm.api.scoring import ScoreRequest
 from memlm.errors import InvalidInput, NotFound
 from memlm.server.http.bodies import DEFAULT_MAX_TOKENS, MAX_PROMPTS, SAMPLING
-from memlm.server.http.chat_bodies import chat_fields, content_of
-from memlm.server.http.forms import constraint_of
-
-MAX_DIGITS = 9  # of a token id
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +94,10 @@ def chat_choices(body: Mapping[str, Any], form: AnswerForm) -> list[Choice]:
             f"max_tokens is {limits[1]}, and max_completion_tokens is {limits[0]}; give one", field="max_tokens"
         )
     options = request_fields(body, limits[0] if limits else None, form)
-    asked = chat_fields(body)
+    messages = tuple(Message(each["role"], _content(each["content"])) for each in body["messages"])
+    number = body.get("memory", {}).get("passages")
     return [
-        Choice(index, ChatRequest(**asked, **_seeded(options, index)), counts_prompt=index == 0)
+        Choice(index, ChatRequest(messages, number, **_seeded(options, index)), counts_prompt=index == 0)
         for index in range(body.get("n", 1))
     ]
 
@@ -147,7 +144,6 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
     sampling = SamplingParams(
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logit_bias=_biases(body.get("logit_bias", {})),
         **{name: body[name] for name in SAMPLING if name in body},
     )
     memory = dict(body.get("memory", {}))
@@ -156,7 +152,6 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
     return {
         "sampling": sampling,
         "retrieval": _retrieval(memory),
-        "constraint": constraint_of(body),
         "neighbors": neighbors,
         "top_logprobs": form.num_logprobs or 0,
         "drafts": body.get("drafts"),
@@ -165,18 +160,9 @@ def request_fields(body: Mapping[str, Any], max_tokens: int | None, form: Answer
     }
 
 
-def _biases(given: Mapping[str, float]) -> tuple[TokenBias, ...]:
-    """Biases by token id. Raises InvalidInput for a name that is no token id."""
-    if wrong := next((name for name in given if not name.isdecimal() or len(name) > MAX_DIGITS), None):
-        raise InvalidInput(
-            f'logit_bias has the name {wrong[:50]!r}; expected ids of tokens, as "50256"', field="logit_bias"
-        )
-    return tuple(TokenBias(int(name), bias) for name, bias in given.items())
-
-
 def _draft(prediction: Mapping[str, Any] | None) -> str:
     """The text of a prediction, "" without one. Raises InvalidInput, naming the parameter, for a NUL."""
-    text = "" if prediction is None else content_of(prediction["content"])
+    text = "" if prediction is None else _content(prediction["content"])
     check_text("prediction", text, field="prediction.content")
     return text
 
@@ -205,3 +191,7 @@ def _score_of(text: str, ids: tuple[int, ...], retrieval: RetrievalParams, form:
     if form.adapter is not None:
         raise InvalidInput("echo with logprobs scores the model without an adapter; leave out one", field="echo")
     return ScoreRequest(text, replace(retrieval, loop_guard=None), True, ids, form.num_logprobs)
+
+
+def _content(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -11,7 +11,6 @@ from typing import Any
 from memlm.base.version import __version__
 from memlm.server.http.bodies import schema_of_document
 from memlm.server.http.endpoints import ENDPOINTS, Endpoint
-from memlm.server.http.errors import is_of_messages
 from memlm.server.http.uploads import MULTIPART
 
 ALL_STORES = ("/v1/datastores/search", "/v1/datastores/passages")  # whose handlers also serve one datastore
@@ -26,16 +25,8 @@ _ERROR = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": "string", "description": "The class of the error, as in the details over gRPC."},
-                "request_id": {"type": "string", "description": "X-Request-Id of the request, or a new one."},
             },
         }
-    },
-}
-_MESSAGE_ERROR = {
-    "type": "object",
-    "properties": {
-        "type": {"type": "string", "enum": ["error"]},
-        "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}},
     },
 }
 _STYLE = """
@@ -58,7 +49,7 @@ def openapi_document() -> dict[str, Any]:
         "info": {"title": "memlm", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR, "MessageError": _MESSAGE_ERROR},
+            "schemas": {"Error": _ERROR},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"token": []}],
@@ -81,7 +72,6 @@ def docs_page() -> str:
 
 def _operation(endpoint: Endpoint) -> dict[str, Any]:
     kinds: dict[str, Any] = {"application/json": {}} | ({"text/event-stream": {}} if endpoint.is_stream else {})
-    error = "MessageError" if is_of_messages(endpoint.path) else "Error"
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": endpoint.handler.__name__ + ("_all" if endpoint.path in ALL_STORES else ""),
@@ -91,7 +81,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
             str(endpoint.status): {"description": "The answer.", "content": kinds},
             "default": {
                 "description": "A refusal.",
-                "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}},
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
             },
         },
     }

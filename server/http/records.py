@@ -49,7 +49,7 @@ def annotations_of(prompt: AnswerPrompt, text: str) -> list[dict[str, Any]]:
     Its span is the number that the text names the passage by, or the end of the text.
     """
     return [
-        {"type": "url_citation", "url_citation": {**source_of(passage), **span_of(number, text)}}
+        {"type": "url_citation", "url_citation": {**_source(passage), **_span(number, text)}}
         for number, passage in zip(prompt.numbers, prompt.passages, strict=True)
     ]
 
@@ -70,20 +70,18 @@ def url_of(passage: Passage) -> str:
     return whole if len(whole) <= MOST_URL else begin[:MOST_URL]  # half an id would name another document
 
 
-def source_of(passage: Passage) -> dict[str, str]:
-    """The url of its document, a title with its place, and the sentence that is likeliest to answer as content."""
-    place = cut(passage.sentence_place, MOST_PLACE)
+def _source(passage: Passage) -> dict[str, str]:
+    place = _cut(passage.sentence_place, MOST_PLACE)
     has_title = passage.title not in ("", passage.document_id)
     pointed = passage.text if passage.sentence is None else passage.sentence.text
     return {
         "url": url_of(passage),
-        "title": f"{cut(passage.title, MOST_TITLE)} ({place})" if has_title else place,
-        "content": cut(pointed, MOST_QUOTE),  # which OpenRouter has too
+        "title": f"{_cut(passage.title, MOST_TITLE)} ({place})" if has_title else place,
+        "content": _cut(pointed, MOST_QUOTE),  # which OpenRouter has too
     }
 
 
-def span_of(number: int, text: str) -> dict[str, int]:
-    """Where a text names the passage of a number, else its end."""
+def _span(number: int, text: str) -> dict[str, int]:
     begin = end = len(text)
     for named in re.finditer(r"\[[\d\s,]+\]", text):
         if number in cited(named.group(), number):
@@ -96,6 +94,5 @@ def _is_address(text: str) -> bool:
     return len(text) <= MOST_URL and text.isprintable() and ADDRESS.fullmatch(text) is not None
 
 
-def cut(text: str, most: int) -> str:
-    """At most so many characters of a text."""
+def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from memlm.api.chat import CountTokensRequest
 from memlm.api.generation import Finished, Token
 from memlm.api.params import StreamRequest
 from memlm.api.passages import AnswerPrompt
@@ -133,16 +132,6 @@ def stream_and_send(
             batch.remove(active.sequence)
         for each in active.generations:
             each.close()
-
-
-def count_and_send(submission: Submission, engine: Engine, send: Send) -> Advances:
-    """The tokens that a chat would read, up to the first step of its generation."""
-    assert isinstance(submission.request, CountTokensRequest)
-    party = party_of(submission.owner, submission.caller)
-    started = yield from start_request(engine, submission.request, owner=submission.owner, caller=party)
-    for generation in started.generations:
-        generation.close()
-    send(Result(submission.id, started.generation.usage.prompt_tokens))
 
 
 def ask_and_send(submission: Submission, engine: Engine, send: Send) -> Advances:

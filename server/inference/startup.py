@@ -26,7 +26,6 @@ from memlm.index.store.exclusion import search_views
 from memlm.model.files.adapter_files import attach_adapters
 from memlm.model.files.catalog import find_encoder
 from memlm.model.files.checkpoint import load_checkpoint
-from memlm.model.files.cross_encoder_files import load_cross_encoder
 from memlm.model.files.encoder_files import load_encoder
 from memlm.retrieval.store import OnLost, ViewSearch
 from memlm.server.config import ServerConfig, worker_for_session
@@ -119,7 +118,6 @@ def _fingerprints(engine: Engine) -> dict[str, str]:
         "tokenizer": checkpoint.tokenizer.fingerprint,
         **{f"adapter {name!r}": adapters.get(name).fingerprint for name in adapters.names},
         **({} if encoder is None else {"encoder": encoder.fingerprint}),
-        **({} if engine.reranker is None else {"reranker": engine.reranker.fingerprint}),
     }
 
 
@@ -167,10 +165,7 @@ def _load_model(
     dtype = config.dtype if config.dtype in ENCODER_DTYPES else "auto"
     folder = find_encoder(config.encoder)
     encoder = None if folder is None else load_encoder(folder, dtype=dtype, device=config.device)
-    engine = Engine(
+    return Engine(
         checkpoint, stores, sessions, may_fail=may_fail, on_lost=on_lost, passage_encoder=encoder, search=search,
         max_prefix_bytes=config.max_prefix_cache_bytes,
     )  # fmt: skip
-    if config.reranker is not None:
-        engine.reranker = load_cross_encoder(config.reranker, dtype=dtype, device=config.device)
-    return engine

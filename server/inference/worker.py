@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from memlm.api.chat import CountTokensRequest
 from memlm.api.params import StreamRequest
 from memlm.base.steps import Offload
 from memlm.errors import DeadlineExceeded, InternalError, MemlmError, Overloaded
@@ -25,7 +24,7 @@ from memlm.generation.engine import Engine
 from memlm.server.inference.active_request import ActiveRequest, Life
 from memlm.server.inference.background import BackgroundRequest, BackgroundTasks
 from memlm.server.inference.cache_budget import CacheBudget
-from memlm.server.inference.handlers import FlushTimer, ask_and_send, count_and_send, stream_and_send
+from memlm.server.inference.handlers import FlushTimer, ask_and_send, stream_and_send
 from memlm.server.inference.messages import (
     Cancel,
     Failed,
@@ -117,8 +116,6 @@ class Worker:
         with self._reporting_errors(active):
             if isinstance(request, BackgroundRequest):
                 self._background.start(active, request)
-            elif isinstance(request, CountTokensRequest):
-                active.steps = count_and_send(active.submission, self._engine, send)
             elif isinstance(request, StreamRequest):
                 self._check_queue(active, request)
                 active.steps = stream_and_send(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,8 +18,6 @@ from memlm.wire.codec import WireEvent
 from memlm.wire.status import CODES, kind_of
 
 PHASES = ("queue", "prefill", "decode")
-REQUEST_ID = "x-request-id"
-_SANE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
 GRPC_LOGGER = "grpc._cython.cygrpc"  # where grpc.aio logs errors of its own
 
 log = logging.getLogger("memlm.server.calls")
@@ -33,7 +30,7 @@ class Transport(Protocol):
         """The client's address."""
 
     def invocation_metadata(self) -> Any:
-        """Pairs of lower-case names and values: `authorization`, `traceparent`, `x-request-id`."""
+        """Pairs of lower-case names and values: `authorization`, `traceparent`."""
 
     def time_remaining(self) -> float | None:
         """Seconds until the caller's deadline, None without one."""
@@ -114,7 +111,6 @@ class CallRecord:
     caller: str = ""
     stores: frozenset[str] | None = frozenset()  # that the caller may know of; None: all
     peer: str = ""
-    request_id: str = ""  # that its caller, or the HTTP port, gave it
     code: str = "OK"
     started_s: float = field(default_factory=time.time)
     fields: dict[str, Any] = field(default_factory=dict)
@@ -156,9 +152,8 @@ class CallLogger:
     @contextmanager
     def watch(self, name: str, transport: Transport) -> Iterator[CallRecord]:
         """Yields the record of a call. When the block ends, the call is logged."""
-        metadata = transport.invocation_metadata()
-        call, begin_s = CallRecord(name, peer=transport.peer(), request_id=_request_id(metadata)), time.monotonic()
-        span = self._tracer.span(call, metadata) if self._tracer else nullcontext()
+        call, begin_s = CallRecord(name, peer=transport.peer()), time.monotonic()
+        span = self._tracer.span(call, transport.invocation_metadata()) if self._tracer else nullcontext()
         with span, self._metrics.call(name) as record_end:
             try:
                 yield call
@@ -180,20 +175,8 @@ class CallLogger:
         if not log.isEnabledFor(logging.INFO):
             return
         fields: dict[str, Any] = {"call": call.name, "id": call.id, "caller": call.caller, "peer": call.peer}
-        fields |= {"request_id": call.request_id} if call.request_id else {}
         fields |= {"code": call.code, "ms": round(ms, 3), **call.fields}
         log.info(" ".join(f"{name}={_plain(value)}" for name, value in fields.items()), extra={"fields": fields})
-
-
-def _request_id(metadata: Any) -> str:
-    """The id that a call brings, where it can be a word of a log line."""
-    given = next((value for name, value in metadata or () if name == REQUEST_ID), "")
-    return given if isinstance(given, str) and is_request_id(given) else ""
-
-
-def is_request_id(text: str) -> bool:
-    """Whether a text can be the id of a request: one word of a log line, of at most 128 characters."""
-    return _SANE_ID.fullmatch(text) is not None
 
 
 def downgrade_disconnects(record: logging.LogRecord) -> bool:

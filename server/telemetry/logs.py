@@ -14,13 +14,11 @@ FORMATS = ("text", "json")
 TEXT = "%(asctime)s %(name)s %(levelname)s %(message)s"
 
 
-def start_logging(level: str, kind: str, *, calls: bool = False) -> None:
-    """Logs to standard error, `calls` at any level."""
+def start_logging(level: str, kind: str) -> None:
+    """Logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    if calls:
-        logging.getLogger("memlm.server.calls").setLevel(logging.INFO)
 
 
 def json_line(logger: str, message: str, **fields: Any) -> str:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from memlm.api import options
-from memlm.api.chat import ChatRequest
-from memlm.api.constraint import Constraint
 from memlm.api.datastores import DeleteDocumentsRequest, NewDocument
 from memlm.api.params import GenerateRequest, RetrievalParams, SamplingParams, StreamRequest, parse_drafts
 from memlm.api.tracing import TraceRequest
@@ -31,12 +29,11 @@ def names_of(record: type) -> set[str]:
 
 def test_the_typed_options_are_the_fields_of_the_requests():
     sampling, retrieval = names_of(SamplingParams), names_of(RetrievalParams)
-    stream = names_of(StreamRequest) - {"sampling", "retrieval", "constraint"} | names_of(Constraint)
+    stream = names_of(StreamRequest) - {"sampling", "retrieval"}
     assert set(options.SamplingOptions.__annotations__) == sampling
     assert set(options.RetrievalOptions.__annotations__) == retrieval
     assert set(options.StreamOptions.__annotations__) == sampling | retrieval | stream
-    chat = names_of(ChatRequest) - {"messages", "sampling", "retrieval", "constraint"}
-    assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream | chat
+    assert set(options.ChatOptions.__annotations__) == sampling | retrieval | stream | {"num_passages"}
     assert set(options.TurnOptions.__annotations__) == set(options.ChatOptions.__annotations__) - {"session"}
     trace = {each.name for each in fields(TraceRequest)}
     assert set(options.TraceOptions.__annotations__) == trace - {"text", "store"}

@@ -252,7 +252,7 @@ def test_a_server_says_what_it_serves(model_folder, store_folder):
         "32 requests",
         "4GiB",
         "no tokens",
-        "--access-log",
+        "--log-level info",
         "http://127.0.0.1:8080/metrics",
         "--target localhost:1234",
     ):
@@ -997,15 +997,3 @@ def test_inspect_prints_heads_and_writes_a_report(capsys, model_folder, tmp_path
     code, _, err = memlm(capsys, "inspect", model_folder, "--out", tmp_path / "nowhere" / "report.html")
     assert code == 1
     assert "give a file in a folder that is there" in err
-
-
-def test_a_text_has_the_form_of_a_schema_in_a_file(capsys, model_folder, tmp_path):
-    (tmp_path / "schema.json").write_text('{"enum": [1, 2]}')
-    for schema in (tmp_path / "schema.json", '{"enum": [1, 2]}'):
-        code, text, _ = memlm(capsys, "generate", "the", "--model", model_folder, "--json-schema", schema, "--json")
-        assert code == 0
-        assert json.loads(json.loads(text)["text"]) in (1, 2)
-    code, _, error = memlm(capsys, "generate", "the", "--model", model_folder, "--json-schema", tmp_path / "none.json")
-    assert (code, "neither a JSON object nor a file" in error) == (2, True), error
-    code, _, error = memlm(capsys, "generate", "the", "--model", model_folder, "--regex", "[")
-    assert (code, "unclosed" in error) == (1, True), error

@@ -13,19 +13,7 @@ import grpc
 import pytest
 from running import Wire
 
-from memlm.api import (
-    answers,
-    chat,
-    datastores,
-    documents,
-    embeddings,
-    generation,
-    operations,
-    params,
-    scoring,
-    sessions,
-    tracing,
-)
+from memlm.api import answers, chat, datastores, generation, operations, params, scoring, sessions, tracing
 from memlm.api import server as api_server
 from memlm.api.generation import Accepted, Finished, FinishReason, Usage
 from memlm.api.handles import Operation, Session
@@ -47,8 +35,6 @@ METHOD_OF = {
     "CancelGeneration": "generate",  # by closing its stream
     "Score": "score",
     "Trace": "trace",
-    "Embed": "embed",
-    "Rerank": "rerank",
     "Tokenize": "tokenize",
     "Detokenize": "detokenize",
     "GetModel": "get_model",
@@ -56,8 +42,6 @@ METHOD_OF = {
     "ListDatastores": "list",
     "Search": "search",
     "FindPassages": "find_passages",
-    "ListDocuments": "list_documents",
-    "ReadDocument": "read_document",
     "DeleteDocuments": "delete_documents",
     "CreateSession": "session",
     "AppendToSession": "append_to_session",
@@ -158,20 +142,7 @@ def test_every_call_has_a_method_with_a_time_limit() -> None:
 
 
 def test_every_call_is_asked_by_a_question_of_its_name() -> None:
-    modules = (
-        params,
-        chat,
-        answers,
-        embeddings,
-        generation,
-        scoring,
-        tracing,
-        datastores,
-        documents,
-        sessions,
-        operations,
-        api_server,
-    )
+    modules = (params, chat, answers, generation, scoring, tracing, datastores, sessions, operations, api_server)
     members = {name: kind for module in modules for name, kind in vars(module).items()}
     request_names = {name for name, kind in members.items() if name.endswith("Request") and isinstance(kind, type)}
     request_names -= {"Request", "StreamRequest", "GetTokenizerRequest"}  # the last is the server's own

@@ -1,16 +1,13 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memlm.api.params import MAX_BIASES, SamplingParams, TokenBias
+from memlm.api.params import SamplingParams
 from memlm.errors import Corrupt, InvalidInput
 from memlm.generation import sampling
-from memlm.generation.sampling import keep_min_p, keep_top_k, keep_top_p, penalize_drawn, penalize_repetition, sample
-from memlm.language_model import LanguageModel
+from memlm.generation.sampling import keep_min_p, keep_top_k, keep_top_p, penalize_repetition, sample
 
 PROBS = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
 
@@ -149,49 +146,3 @@ def test_values_that_mean_nothing_are_refused_by_name(bad):
     with pytest.raises(InvalidInput) as caught:
         SamplingParams(**bad)
     assert caught.value.field in bad
-
-
-def test_biases_are_added_before_the_filters() -> None:
-    drawn = {draw(SamplingParams(logit_bias=(TokenBias(3, 100.0),), top_k=1), seed=seed) for seed in range(20)}
-    assert drawn == {3}
-    assert draw(SamplingParams(temperature=0, logit_bias=(TokenBias(int(PROBS.argmax()), -100.0),))) != PROBS.argmax()
-
-
-@given(st.lists(st.integers(0, 4), max_size=12), st.floats(-2, 2), st.floats(-2, 2))
-def test_penalties_count_what_was_drawn(drawn: list[int], frequency: float, presence: float) -> None:
-    logprobs = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05]).log()
-    expected = [
-        float(logprob) - frequency * drawn.count(token) - presence * (token in drawn)
-        for token, logprob in enumerate(logprobs)
-    ]
-    assert penalize_drawn(logprobs, drawn, frequency, presence).tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_penalties_leave_the_prompt_alone() -> None:
-    params = SamplingParams(temperature=0, presence_penalty=2.0)
-    logprobs, rng = torch.tensor([0.6, 0.4]).log(), np.random.default_rng(0)
-    assert sample(logprobs, params, [0, 0, 0], rng) == 0
-    assert sample(logprobs, params, [1, 0], rng, num_drawn=1) == 1
-
-
-def test_only_allowed_tokens_are_drawn() -> None:
-    mask_V = np.array([-np.inf, 0, -np.inf, 0, -np.inf], np.float32)
-    rngs = map(np.random.default_rng, range(50))
-    assert {sample(PROBS.log(), SamplingParams(), [], rng, mask_V=mask_V) for rng in rngs} == {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"frequency_penalty": 3}, "frequency_penalty"),
-        ({"presence_penalty": float("nan")}, "presence_penalty"),
-        ({"logit_bias": {1: 101}}, "logit_bias"),
-        ({"logit_bias": {-1: 1}}, "logit_bias"),
-        ({"logit_bias": dict.fromkeys(range(MAX_BIASES + 1), 1)}, "at most 1024 tokens"),
-        ({"logit_bias": {10**6: 1}}, "logit_bias"),
-    ],
-)
-def test_wrong_biases_are_refused(lm: LanguageModel, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidInput, match=words) as caught:
-        lm.generate("a", **options)
-    assert caught.value.field in options

@@ -118,14 +118,6 @@ def read_of(lm: LanguageModel, kind: str, text: str) -> list[int]:
     return lm.checkpoint.chat_template.encode([Message("user", text)], lm.tokenizer)
 
 
-def test_a_mixture_has_one_form(asked):
-    lm, _ = asked
-    answer = lm.answer(QUESTION, PASSAGES, mixture=True, seed=1, choices=["port two", "none"])
-    assert answer.text in ("port two", "none")
-    assert len(answer.passage_shares) == len(PASSAGES)
-    assert 0 < sum(answer.passage_shares) < 1
-
-
 def test_a_mixture_leaves_out_what_fits_no_prompt_and_refuses_options_of_retrieval(asked, monkeypatch):
     lm, _ = asked
     monkeypatch.setattr("memlm.api.answers.cited", lambda text, count: tuple(range(1, count + 1)))

@@ -192,8 +192,6 @@ WAYS: dict[str, Callable[[Client, str, Path], Any]] = {
     "Answer": lambda eve, name, corpus: list(eve.stream_answer("the salary", store=name, max_tokens=2)),
     "Answer from passages": lambda eve, name, corpus: eve.answer("the salary", passage_stores=name, use_store=False),
     "FindPassages": lambda eve, name, corpus: eve.find_passages("the salary", store=name),
-    "ListDocuments": lambda eve, name, corpus: eve.datastores.list_documents(name),
-    "ReadDocument": lambda eve, name, corpus: eve.datastores.read_document(name, "salaries"),
     "Search": lambda eve, name, corpus: eve.search(name, "the salary"),
     "Trace": lambda eve, name, corpus: eve.trace("the salary of ann is 1234567", name),
     "GetDatastore": lambda eve, name, corpus: eve.datastores.get(name),

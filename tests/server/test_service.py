@@ -19,7 +19,6 @@ from running import PATIENCE_S, RunningServer, alike
 from memlm.api.answers import AnswerRequest, FindPassagesRequest
 from memlm.api.chat import ChatRequest
 from memlm.api.datastores import AddDocumentsRequest, ListDatastoresRequest, SearchRequest, StoreInfo
-from memlm.api.documents import ListDocumentsRequest, ReadDocumentRequest
 from memlm.api.generation import Accepted, Finished, ResumeGenerationRequest, Token, TokenizeRequest
 from memlm.api.handles import TokenStream
 from memlm.api.params import GenerateRequest, SamplingParams, StreamRequest
@@ -359,8 +358,6 @@ def test_a_text_of_many_windows_does_not_stop_the_others(server: RunningServer, 
         lambda: ScoreRequest.of(PROMPT, {"store": "store"}),
         lambda: SearchRequest.of(PROMPT, "store", k=3),
         lambda: FindPassagesRequest.of(PROMPT, k=2),
-        lambda: ListDocumentsRequest(page_size=3),
-        lambda: ReadDocumentRequest("doc-1.txt", token_offset=3, num_tokens=9),
         lambda: TraceRequest.of(PROMPT, None),
     ],
 )

@@ -21,28 +21,6 @@ KINDS = {
     "pretraining": (transformers.BertForPreTraining, {"hidden_act": "relu", "type_vocab_size": 3}),
     "no head": (transformers.BertModel, {}),
 }
-MODERNBERT = {
-    "vocab_size": 300, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "max_position_embeddings": 128, "initializer_range": 0.2, "local_attention": 8, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2,
-}  # fmt: skip
-MODERN_KINDS = {
-    "plain": (transformers.ModernBertModel, {}),
-    "masked": (transformers.ModernBertForMaskedLM, {"hidden_activation": "gelu_pytorch_tanh"}),
-    "biased": (
-        transformers.ModernBertModel,
-        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "global_attn_every_n_layers": 2},
-    ),
-}
-CROSS_KINDS = {
-    "bert": (transformers.BertForSequenceClassification, transformers.BertConfig, BERT),
-    "modernbert": (transformers.ModernBertForSequenceClassification, transformers.ModernBertConfig, MODERNBERT),
-    "modernbert by mean": (
-        transformers.ModernBertForSequenceClassification,
-        transformers.ModernBertConfig,
-        {**MODERNBERT, "classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
-    ),
-}
 SHAPE = ModelConfig(
     vocab_size=40, dim=16, num_layers=2, num_heads=4, num_kv_heads=4, ff_dim=20, context_length=24, positions="learned",
     norm="layer", norm_order="post", norm_eps=1e-12, activation="gelu", qkv_bias=True, out_bias=True, ff_bias=True,
@@ -77,24 +55,6 @@ def save_bert(kind: str, folder: Path, seed: int = 7) -> Path:
     torch.manual_seed(seed)
     made, changes = KINDS[kind]
     shaken(made(transformers.BertConfig(**{**BERT, **changes}))).save_pretrained(folder)
-    encoder_tokenizer().save(folder)
-    return folder
-
-
-def save_modernbert(kind: str, folder: Path, seed: int = 7) -> Path:
-    """Saves a random ModernBERT with a tokenizer of memlm."""
-    torch.manual_seed(seed)
-    made, changes = MODERN_KINDS[kind]
-    shaken(made(transformers.ModernBertConfig(**{**MODERNBERT, **changes}))).save_pretrained(folder)
-    encoder_tokenizer().save(folder)
-    return folder
-
-
-def save_cross_encoder(kind: str, folder: Path, seed: int = 7, **changes) -> Path:
-    """Saves a random cross-encoder with a tokenizer of memlm."""
-    torch.manual_seed(seed)
-    made, config, shape = CROSS_KINDS[kind]
-    shaken(made(config(**{**shape, "num_labels": 1, **changes}))).save_pretrained(folder)
     encoder_tokenizer().save(folder)
     return folder
 

@@ -15,7 +15,6 @@ from memlm.api import (
     answers,
     chat,
     datastores,
-    documents,
     generation,
     operations,
     params,
@@ -153,14 +152,6 @@ requests = st.one_of(
         where=st.sampled_from([(), ("license=mit",)]),
         exclude_documents=st.lists(text.filter(bool), max_size=2).map(tuple),
         as_of=maybe(time),
-    ),
-    st.builds(documents.ListDocumentsRequest, maybe(text), st.integers(0, 2**31 - 1), text),
-    st.builds(
-        documents.ReadDocumentRequest,
-        text.filter(bool),
-        maybe(text),
-        st.integers(0, 2**62),
-        st.integers(1, documents.MAX_PART_TOKENS),
     ),
     st.builds(scoring.ScoreRequest, text, retrieval, st.booleans()),
     st.builds(
@@ -421,8 +412,6 @@ def test_other_answers_come_out_as_they_went_in(
 ) -> None:
     page = datastores.DatastorePage(tuple(stores), "token")
     assert over_the_wire(datastores.ListDatastoresRequest(), page) == page
-    listed = documents.DocumentPage((documents.DocumentInfo("a/b.md", "B", 12),), "token")
-    assert over_the_wire(documents.ListDocumentsRequest(), listed) == listed
     assert over_the_wire(server.GetModelRequest(), model) == model
     assert over_the_wire(datastores.DeleteDocumentsRequest(("a",)), deleted) == deleted
     assert over_the_wire(datastores.SearchRequest("text"), found) == tuple(found)

@@ -61,10 +61,7 @@ Timeout = Annotated[
     ),
 ]
 Token = Annotated[
-    str | None,
-    typer.Option(
-        envvar=["MEMLM_TOKEN", "MEMLM_API_KEY"], help="Bearer token.", show_envvar=True, rich_help_panel=SERVER
-    ),
+    str | None, typer.Option(envvar="MEMLM_TOKEN", help="Bearer token.", show_envvar=True, rich_help_panel=SERVER)
 ]
 UseTls = Annotated[
     bool, typer.Option("--tls", help="Use TLS with the authorities of this system.", rich_help_panel=SERVER)

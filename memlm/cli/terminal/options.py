@@ -98,7 +98,7 @@ Encoder = Annotated[
     typer.Option(
         "--encoder",
         metavar="FOLDER|auto|none",
-        help="Encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
+        help="BERT encoder whose vectors find passages by meaning. auto: the installed one, if there is one.",
         rich_help_panel="Passages",
     ),
 ]

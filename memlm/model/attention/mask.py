@@ -3,8 +3,7 @@
 Positions count the tokens of a row from its reset. The places of a row are a *front* (attention sinks or compressed
 memories) followed by its latest tokens in order. Visibility depends on positions alone, and so not on the pieces in
 which a text is read. A query sees its own document, not the future, nothing before the row's floor (older tokens are in
-a memory), and nothing outside the layer's window. A bidirectional mask shows each query the whole text of its row, or
-as much of it as the window has on both sides.
+a memory), and nothing outside the layer's window. A bidirectional mask shows each query the whole text of its row.
 
 Shapes: R rows (1 if all rows of the batch have equal positions), T new tokens, S places.
 """
@@ -89,7 +88,7 @@ class AttentionMask:
 
         None means that everything is visible, "causal" that only later new tokens are hidden.
         """
-        if self.ends_R is not None and not self.is_padded and not (window and self.max_distance >= window):
+        if self.ends_R is not None and not self.is_padded:
             return None
         if self.is_causal_only(window):
             if self.num_new == 1:
@@ -147,10 +146,7 @@ class AttentionMask:
     def _mask(self, window: int) -> Bool[Tensor, "R T S"]:
         if self.ends_R is not None:
             is_text_R1S = (self.key_RS < self.ends_R[:, None])[:, None]
-            if not window:
-                return is_text_R1S.expand(-1, self.num_new, -1)
-            away_RTS = (self.query_RT[:, :, None] - self.key_RS[:, None]).abs()
-            return (is_text_R1S & (away_RTS < window)) | (away_RTS == 0)  # padding sees itself, else its state is NaN
+            return is_text_R1S.expand(-1, self.num_new, -1)
         query_RT1, key_R1S = self.query_RT[:, :, None], self.key_RS[:, None]
         seen_RTS = (key_R1S <= query_RT1) & (key_R1S >= self.document_RT[:, :, None])
         near_RTS = key_R1S >= self.floor_R[:, None, None]

@@ -86,7 +86,7 @@ def find_encoder(encoder: str | Path | None) -> Path | None:
     """
     if encoder is None or encoder == "none":
         return None
-    check_path("passage_encoder", encoder, "the folder of an encoder, its name, auto or none")
+    check_path("passage_encoder", encoder, "the folder of a BERT encoder, its name, auto or none")
     return MINILM.path if encoder == "auto" else find_model(encoder)
 
 

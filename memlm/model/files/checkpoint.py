@@ -29,7 +29,6 @@ from memlm.base.compute import AUTO, BITS, GGUF
 from memlm.base.files import move, sync_file
 from memlm.base.texts import read_text
 from memlm.data.chat import ChatTemplate
-from memlm.data.constrained import TextForms
 from memlm.data.gguf_tokenizer import tokenizer_of
 from memlm.data.tokenizer import GENERATION_FILE, Tokenizer, json_of
 from memlm.errors import Corrupt, Incompatible, InvalidInput, MemlmError, NotFound
@@ -109,11 +108,6 @@ class Checkpoint:
     def chat_end_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer in a conversation. Raises as `chat_template`."""
         return tuple(dict.fromkeys((*self.tokenizer.end_ids, *self.chat_template.turn_end_ids(self.tokenizer))))
-
-    @cached_property
-    def forms(self) -> TextForms:
-        """The matchers of texts that must have a form."""
-        return TextForms(self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:

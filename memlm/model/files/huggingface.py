@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from memlm.errors import Incompatible, InvalidInput
 from memlm.model.config import ModelConfig
 from memlm.model.files.family import Family, JsonDict
-from memlm.model.files.huggingface_encoders import ENCODERS
-from memlm.model.files.huggingface_settings import activation_of, refuse_others, rope_of, rotary_of, shape_of
 from memlm.model.files.huggingface_tables import (
+    BERT,
     GEMMA3,
     GPT2,
     GPT_NEOX,
@@ -32,15 +33,15 @@ from memlm.model.mechanisms import RopeScaling
 
 
 def _gpt2_config(c: JsonDict) -> dict[str, Any]:
-    refuse_others(c, "gpt2", scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False)
+    _refuse(c, "gpt2", scale_attn_by_inverse_layer_idx=False, scale_attn_weights=True, add_cross_attention=False)
     return {
-        **shape_of(c, dim="n_embd", num_layers="n_layer", num_heads="n_head", context_length="n_positions"),
+        **_shape(c, dim="n_embd", num_layers="n_layer", num_heads="n_head", context_length="n_positions"),
         "num_kv_heads": c["n_head"],
         "ff_dim": c.get("n_inner") or 4 * c["n_embd"],
         "positions": "learned",
         "norm": "layer",
         "norm_eps": c.get("layer_norm_epsilon", 1e-5),
-        "activation": activation_of(c.get("activation_function", "gelu_new")),
+        "activation": _activation(c.get("activation_function", "gelu_new")),
         "qkv_bias": True,
         "out_bias": True,
         "ff_bias": True,
@@ -49,17 +50,17 @@ def _gpt2_config(c: JsonDict) -> dict[str, Any]:
 
 
 def _neox_config(c: JsonDict) -> dict[str, Any]:
-    shape = shape_of(c)
+    shape = _shape(c)
     head_dim = c["hidden_size"] // c["num_attention_heads"]
-    fraction = rope_of(c).get("partial_rotary_factor", c.get("rotary_pct", 0.25))
+    fraction = _rope(c).get("partial_rotary_factor", c.get("rotary_pct", 0.25))
     return {
         **shape,
         "num_kv_heads": c["num_attention_heads"],
-        **rotary_of(c, theta=c.get("rotary_emb_base", 10_000.0)),
+        **_rotary(c, theta=c.get("rotary_emb_base", 10_000.0)),
         "rotary_dim": int(head_dim * fraction),
         "norm": "layer",
         "norm_eps": c.get("layer_norm_eps", 1e-5),
-        "activation": activation_of(c.get("hidden_act", "gelu")),
+        "activation": _activation(c.get("hidden_act", "gelu")),
         "parallel_residual": c.get("use_parallel_residual", True),
         "qkv_bias": c.get("attention_bias", True),
         "out_bias": c.get("attention_bias", True),
@@ -73,10 +74,10 @@ def _llama_config(c: JsonDict) -> dict[str, Any]:
         raise Incompatible(f"hidden_act is {c['hidden_act']!r}; this family is read with silu only")
     bias = bool(c.get("attention_bias", False))
     return {
-        **shape_of(c),
+        **_shape(c),
         "num_kv_heads": c.get("num_key_value_heads") or c["num_attention_heads"],
         "head_dim": c.get("head_dim") or 0,
-        **rotary_of(c, theta=10_000.0),
+        **_rotary(c, theta=10_000.0),
         "norm_eps": c.get("rms_norm_eps", 1e-6),
         "qkv_bias": bias,
         "out_bias": bias,
@@ -106,7 +107,7 @@ def _olmo2_config(c: JsonDict) -> dict[str, Any]:
 def _smollm3_config(c: JsonDict) -> dict[str, Any]:
     layers, every = c["num_hidden_layers"], c.get("no_rope_layer_interval", 4)
     turns = c.get("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
-    rotary = rotary_of(c, theta=2_000_000.0)
+    rotary = _rotary(c, theta=2_000_000.0)
     unturned = tuple(layer for layer, turn in enumerate(turns[:layers]) if not turn)
     window = (c.get("sliding_window") or 0) if c.get("use_sliding_window", False) else 0
     kinds = c.get("layer_types") or ["full_attention" if turn else "sliding_attention" for turn in turns[:layers]]
@@ -116,8 +117,8 @@ def _smollm3_config(c: JsonDict) -> dict[str, Any]:
 
 
 def _phi3_config(c: JsonDict) -> dict[str, Any]:
-    fraction = rope_of(c).get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
-    theta = rope_of(c).get("rope_theta", c.get("rope_theta", 10_000.0))
+    fraction = _rope(c).get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    theta = _rope(c).get("rope_theta", c.get("rope_theta", 10_000.0))
     llama = _mistral_config({"rms_norm_eps": 1e-5, **c, "rope_parameters": {"rope_theta": theta}})
     head_dim = llama["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
     return {**llama, "rotary_dim": int(head_dim * fraction), **_longrope(c)}
@@ -128,7 +129,7 @@ def _longrope(c: JsonDict) -> dict[str, Any]:
 
     Beyond, other factors would hold for the whole text, and predictions would depend on how much of it is read.
     """
-    rope = rope_of(c)
+    rope = _rope(c)
     if (kind := rope.get("rope_type", rope.get("type", "default"))) == "default":
         return {}
     if kind not in ("longrope", "su", "yarn"):
@@ -146,7 +147,7 @@ def _longrope(c: JsonDict) -> dict[str, Any]:
 
 
 def _gemma3_config(c: JsonDict) -> dict[str, Any]:
-    refuse_others(
+    _refuse(
         c, "gemma3", attn_logit_softcapping=None, final_logit_softcapping=None, use_bidirectional_attention=False,
         hidden_activation="gelu_pytorch_tanh",
     )  # fmt: skip
@@ -180,6 +181,69 @@ def _qwen_windows(c: JsonDict) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
+def _shape(
+    c: JsonDict,
+    *,
+    dim: str = "hidden_size",
+    num_layers: str = "num_hidden_layers",
+    num_heads: str = "num_attention_heads",
+    context_length: str = "max_position_embeddings",
+) -> dict[str, Any]:
+    shape = {"vocab_size": c["vocab_size"], "dim": c[dim], "num_layers": c[num_layers], "num_heads": c[num_heads]}
+    if "intermediate_size" in c:
+        shape["ff_dim"] = c["intermediate_size"]
+    return {**shape, "context_length": c[context_length]}
+
+
+def _rope(c: JsonDict) -> JsonDict:
+    """The settings of rotary positions, under their new name or their old one."""
+    return c.get("rope_parameters") or c.get("rope_scaling") or {}
+
+
+def _rotary(c: JsonDict, *, theta: float) -> dict[str, Any]:
+    rope = _rope(c)
+    theta = float(rope.get("rope_theta", c.get("rope_theta", theta)))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return {"rope_theta": theta}
+    original = rope.get("original_max_position_embeddings") or c.get("original_max_position_embeddings")
+    known = {
+        "original_length": original or c["max_position_embeddings"],
+        **{
+            name: rope[name]
+            for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+            if name in rope
+        },
+    }
+    try:
+        scaling = RopeScaling(kind, float(rope["factor"]), **known)
+    except (InvalidInput, KeyError) as error:
+        raise Incompatible(f"rotary positions are scaled in a way that this version does not know: {error}") from error
+    if kind == "yarn":
+        factor = rope.get("attention_factor") or 0.1 * torch.log(torch.tensor(scaling.factor)).item() + 1.0
+        scaling = RopeScaling(kind, scaling.factor, **known, attention_factor=factor)
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _activation(name: str) -> str:
+    known = {
+        "gelu": "gelu",
+        "gelu_new": "gelu_tanh",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "relu": "relu",
+    }
+    if name not in known:
+        raise Incompatible(f"the activation is {name!r}; this version knows {', '.join(known)}")
+    return known[name]
+
+
+def _refuse(c: JsonDict, family: str, **expected: Any) -> None:
+    for name, value in expected.items():
+        if c.get(name, value) != value:
+            raise Incompatible(f"this {family} model has {name}={c[name]}; this version reads {name}={value} only")
+
+
 def _mixtral_config(c: JsonDict) -> dict[str, Any]:
     llama = _mistral_config({"rms_norm_eps": 1e-5, "rope_theta": 1e6, **c})
     return {**llama, "layers": [_experts(c["num_local_experts"], c["num_experts_per_tok"], c)]}
@@ -201,6 +265,25 @@ def _experts(experts: int, top: int, c: JsonDict, **more: Any) -> dict[str, Any]
     return {"channel": {"kind": "experts", "experts": experts, "top": top, "balance": balance, **more}}
 
 
+def _bert_config(c: JsonDict) -> dict[str, Any]:
+    _refuse(
+        c, "bert", position_embedding_type="absolute", is_decoder=False, add_cross_attention=False,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return {
+        **_shape(c),
+        "num_kv_heads": c["num_attention_heads"],
+        "positions": "learned",
+        "norm": "layer",
+        "norm_order": "post",
+        "norm_eps": c.get("layer_norm_eps", 1e-12),
+        "activation": _activation(c.get("hidden_act", "gelu")),
+        "qkv_bias": True,
+        "out_bias": True,
+        "ff_bias": True,
+    }
+
+
 def _t5_config(c: JsonDict) -> dict[str, Any]:
     gate, _, activation = c.get("feed_forward_proj", "relu").rpartition("-")
     gated, num_encoder_layers = {"gelu": "geglu", "silu": "swiglu"}, c["num_layers"]
@@ -219,7 +302,7 @@ def _t5_config(c: JsonDict) -> dict[str, Any]:
         "num_buckets": c.get("relative_attention_num_buckets", 32),
         "max_distance": c.get("relative_attention_max_distance", 128),
         "norm_eps": c.get("layer_norm_epsilon", 1e-6),
-        "activation": gated[activation] if gate else activation_of(activation),
+        "activation": gated[activation] if gate else _activation(activation),
         "query_scale": math.sqrt(c["d_kv"]),  # T5 does not divide by it
         "cross": "source",
     }
@@ -241,6 +324,17 @@ FAMILIES: Mapping[str, Family] = {
     "phi3": Family(_phi3_config, PHI3, "model.", (".rotary_emb.inv_freq",)),
     "smollm3": Family(_smollm3_config, {**LLAMA, **LLAMA_BIASES}, "model.", (".rotary_emb.inv_freq",)),
 }
+
+# Models that read whole texts and continue none. The pooler and the guess at the next sentence are left out.
+ENCODERS: Mapping[str, Family] = {
+    "bert": Family(
+        _bert_config, BERT, "bert.",
+        (
+            "pooler.dense.weight", "pooler.dense.bias", "cls.seq_relationship.weight", "cls.seq_relationship.bias",
+            "embeddings.position_ids", "cls.predictions.decoder.bias",
+        ),
+    ),
+}  # fmt: skip
 
 # Models that answer a source text. A bias of cross attention, which old files have, is not used.
 ENCODER_DECODERS: Mapping[str, Family] = dict.fromkeys(
@@ -270,7 +364,7 @@ def family_of(config: JsonDict, families: Mapping[str, Family] = FAMILIES) -> Fa
     if model_type in families:
         return families[model_type]
     if families is not FAMILIES:
-        kind = "encoder-decoders" if families is ENCODER_DECODERS else "encoders"
+        kind = "encoders" if families is ENCODERS else "encoder-decoders"
         raise Incompatible(
             f"model_type is {model_type!r}; the {kind} that this version reads are {', '.join(families)}"
         )

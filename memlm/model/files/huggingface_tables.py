@@ -159,25 +159,6 @@ BERT: Table = {
 }
 
 
-MODERNBERT: Table = {
-    "embedding.weight": same("embeddings.tok_embeddings.weight"),
-    **{
-        f"{ours}.{kind}": same(f"{theirs}.{kind}")
-        for kind in ("weight", "bias")
-        for ours, theirs in {
-            "embedding_norm": "embeddings.norm",
-            "blocks.{}.attention_norm": "layers.{}.attn_norm",
-            "blocks.{}.attention.qkv": "layers.{}.attn.Wqkv",
-            "blocks.{}.attention.out": "layers.{}.attn.Wo",
-            "blocks.{}.ff_norm": "layers.{}.mlp_norm",
-            "blocks.{}.ff.gate_up": "layers.{}.mlp.Wi",
-            "blocks.{}.ff.down": "layers.{}.mlp.Wo",
-            "norm": "final_norm",
-        }.items()
-    },
-}
-
-
 def _t5_layers(side: str, ours: str, feed_forward: int) -> Table:
     """The layers of T5's encoder or decoder, whose feed-forward is the sub-layer of some number."""
     block, ff = f"{side}.block.{{}}.layer", f"{side}.block.{{}}.layer.{feed_forward}"

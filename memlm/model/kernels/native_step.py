@@ -112,7 +112,6 @@ class NativeStep:
             config.is_plain
             and config.positions in POSITIONS
             and config.norm_order == "pre"
-            and config.activation in ACTIVATIONS
             and not (config.qk_norm and config.qk_norm_over != "head")
             and not (config.is_segmented or config.memorizing or config.extended_attention)
             and config.head_dim % VECTOR == 0

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from memlm.base.files import write_atomic
 from memlm.data.encoder_tokenizer import EncoderTokenizer
-from memlm.errors import InvalidInput
 from memlm.model.files.checkpoint import CONFIG_FILE
 from memlm.model.files.encoder_files import EncoderCheckpoint
-from memlm.model.files.huggingface_encoders import ENCODERS
+from memlm.model.files.huggingface import ENCODERS
 from memlm.model.files.weight_files import WEIGHTS_FILE
 from memlm.model.kernels.linear import Linear
 from memlm.model.text_encoder import TextEncoder
@@ -26,8 +25,6 @@ def save_encoder(folder: str | Path, encoder: TextEncoder, tokenizer: EncoderTok
     weights are written unpacked.
     """
     path, config = Path(folder), encoder.config
-    if encoder.segments is None:
-        raise InvalidInput("encoders with rotary positions are not written; train one with learned positions")
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(path)
     write_atomic(path / WEIGHTS_FILE, save(_their_weights(encoder)))

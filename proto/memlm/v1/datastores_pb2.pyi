@@ -145,68 +145,6 @@ class FindPassagesResponse(_message.Message):
     passages: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Passage]
     def __init__(self, passages: _Optional[_Iterable[_Union[_generation_pb2.Passage, _Mapping]]] = ...) -> None: ...
 
-class ListDocumentsRequest(_message.Message):
-    __slots__ = ("store", "page_size", "page_token")
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    store: str
-    page_size: int
-    page_token: str
-    def __init__(self, store: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
-
-class ListDocumentsResponse(_message.Message):
-    __slots__ = ("documents", "next_page_token")
-    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    documents: _containers.RepeatedCompositeFieldContainer[DocumentInfo]
-    next_page_token: str
-    def __init__(self, documents: _Optional[_Iterable[_Union[DocumentInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
-
-class DocumentInfo(_message.Message):
-    __slots__ = ("id", "title", "num_tokens")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    TITLE_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    title: str
-    num_tokens: int
-    def __init__(self, id: _Optional[str] = ..., title: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
-
-class ReadDocumentRequest(_message.Message):
-    __slots__ = ("document_id", "store", "token_offset", "num_tokens")
-    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    document_id: str
-    store: str
-    token_offset: int
-    num_tokens: int
-    def __init__(self, document_id: _Optional[str] = ..., store: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
-
-class DocumentText(_message.Message):
-    __slots__ = ("store", "document_id", "title", "text", "token_offset", "num_tokens", "total_tokens", "first_line", "metadata")
-    STORE_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENT_ID_FIELD_NUMBER: _ClassVar[int]
-    TITLE_FIELD_NUMBER: _ClassVar[int]
-    TEXT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_OFFSET_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    FIRST_LINE_FIELD_NUMBER: _ClassVar[int]
-    METADATA_FIELD_NUMBER: _ClassVar[int]
-    store: str
-    document_id: str
-    title: str
-    text: str
-    token_offset: int
-    num_tokens: int
-    total_tokens: int
-    first_line: int
-    metadata: str
-    def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., text: _Optional[str] = ..., token_offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., total_tokens: _Optional[int] = ..., first_line: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
-
 class DeleteDocumentsRequest(_message.Message):
     __slots__ = ("store", "document_ids")
     STORE_FIELD_NUMBER: _ClassVar[int]

@@ -55,16 +55,6 @@ class DatastoresStub(object):
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesResponse.FromString,
                 _registered_method=True)
-        self.ListDocuments = channel.unary_unary(
-                '/memlm.v1.Datastores/ListDocuments',
-                request_serializer=memlm_dot_v1_dot_datastores__pb2.ListDocumentsRequest.SerializeToString,
-                response_deserializer=memlm_dot_v1_dot_datastores__pb2.ListDocumentsResponse.FromString,
-                _registered_method=True)
-        self.ReadDocument = channel.unary_unary(
-                '/memlm.v1.Datastores/ReadDocument',
-                request_serializer=memlm_dot_v1_dot_datastores__pb2.ReadDocumentRequest.SerializeToString,
-                response_deserializer=memlm_dot_v1_dot_datastores__pb2.DocumentText.FromString,
-                _registered_method=True)
         self.DeleteDocuments = channel.unary_unary(
                 '/memlm.v1.Datastores/DeleteDocuments',
                 request_serializer=memlm_dot_v1_dot_datastores__pb2.DeleteDocumentsRequest.SerializeToString,
@@ -128,20 +118,6 @@ class DatastoresServicer(object):
     def FindPassages(self, request, context):
         """Passages of datastores that are likeliest to answer a question, the best first. The first such search of a datastore
         indexes its passages.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListDocuments(self, request, context):
-        """Documents of a datastore, in the order of their ids.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ReadDocument(self, request, context):
-        """A part of a document's text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,16 +196,6 @@ def add_DatastoresServicer_to_server(servicer, server):
                     servicer.FindPassages,
                     request_deserializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_datastores__pb2.FindPassagesResponse.SerializeToString,
-            ),
-            'ListDocuments': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListDocuments,
-                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.ListDocumentsRequest.FromString,
-                    response_serializer=memlm_dot_v1_dot_datastores__pb2.ListDocumentsResponse.SerializeToString,
-            ),
-            'ReadDocument': grpc.unary_unary_rpc_method_handler(
-                    servicer.ReadDocument,
-                    request_deserializer=memlm_dot_v1_dot_datastores__pb2.ReadDocumentRequest.FromString,
-                    response_serializer=memlm_dot_v1_dot_datastores__pb2.DocumentText.SerializeToString,
             ),
             'DeleteDocuments': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteDocuments,
@@ -375,60 +341,6 @@ class Datastores(object):
             '/memlm.v1.Datastores/FindPassages',
             memlm_dot_v1_dot_datastores__pb2.FindPassagesRequest.SerializeToString,
             memlm_dot_v1_dot_datastores__pb2.FindPassagesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListDocuments(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/memlm.v1.Datastores/ListDocuments',
-            memlm_dot_v1_dot_datastores__pb2.ListDocumentsRequest.SerializeToString,
-            memlm_dot_v1_dot_datastores__pb2.ListDocumentsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ReadDocument(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/memlm.v1.Datastores/ReadDocument',
-            memlm_dot_v1_dot_datastores__pb2.ReadDocumentRequest.SerializeToString,
-            memlm_dot_v1_dot_datastores__pb2.DocumentText.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,13 +28,6 @@ class RankBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RANK_BY_UNSPECIFIED: _ClassVar[RankBy]
     RANK_BY_RARITY: _ClassVar[RankBy]
     RANK_BY_LENGTH: _ClassVar[RankBy]
-
-class RelevanceBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    RELEVANCE_BY_UNSPECIFIED: _ClassVar[RelevanceBy]
-    RELEVANCE_BY_CROSS_ENCODER: _ClassVar[RelevanceBy]
-    RELEVANCE_BY_ENCODER: _ClassVar[RelevanceBy]
-    RELEVANCE_BY_MODEL: _ClassVar[RelevanceBy]
 PASSAGES_BY_UNSPECIFIED: PassagesBy
 PASSAGES_BY_WORDS: PassagesBy
 PASSAGES_BY_MEANING: PassagesBy
@@ -47,13 +40,9 @@ FINISH_REASON_TIME: FinishReason
 RANK_BY_UNSPECIFIED: RankBy
 RANK_BY_RARITY: RankBy
 RANK_BY_LENGTH: RankBy
-RELEVANCE_BY_UNSPECIFIED: RelevanceBy
-RELEVANCE_BY_CROSS_ENCODER: RelevanceBy
-RELEVANCE_BY_ENCODER: RelevanceBy
-RELEVANCE_BY_MODEL: RelevanceBy
 
 class SamplingParams(_message.Message):
-    __slots__ = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "time_limit_s", "frequency_penalty", "presence_penalty", "logit_bias")
+    __slots__ = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "time_limit_s")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -63,9 +52,6 @@ class SamplingParams(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     repetition_penalty: float
     temperature: float
@@ -75,30 +61,7 @@ class SamplingParams(_message.Message):
     seed: int
     stop: _containers.RepeatedScalarFieldContainer[str]
     time_limit_s: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: _containers.RepeatedCompositeFieldContainer[TokenBias]
-    def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., time_limit_s: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[TokenBias, _Mapping]]] = ...) -> None: ...
-
-class TokenBias(_message.Message):
-    __slots__ = ("token_id", "bias")
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    BIAS_FIELD_NUMBER: _ClassVar[int]
-    token_id: int
-    bias: float
-    def __init__(self, token_id: _Optional[int] = ..., bias: _Optional[float] = ...) -> None: ...
-
-class Constraint(_message.Message):
-    __slots__ = ("json_schema", "regex", "grammar", "choices")
-    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
-    REGEX_FIELD_NUMBER: _ClassVar[int]
-    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
-    CHOICES_FIELD_NUMBER: _ClassVar[int]
-    json_schema: str
-    regex: str
-    grammar: str
-    choices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., choices: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, max_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., time_limit_s: _Optional[float] = ...) -> None: ...
 
 class RetrievalParams(_message.Message):
     __slots__ = ("store", "without_store", "k", "lam", "knn_temperature", "nprobe", "spalm", "stores", "loop_guard", "exclude_documents", "context_cache", "as_of")
@@ -137,7 +100,7 @@ class StoreWeight(_message.Message):
     def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids", "drafts", "draft", "adapter", "constraint")
+    __slots__ = ("prompt", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "prompt_token_ids", "drafts", "draft", "adapter")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
@@ -150,7 +113,6 @@ class GenerateRequest(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     sampling: SamplingParams
     retrieval: RetrievalParams
@@ -163,57 +125,18 @@ class GenerateRequest(_message.Message):
     drafts: int
     draft: str
     adapter: str
-    constraint: Constraint
-    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    def __init__(self, prompt: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")
+    __slots__ = ("role", "content")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
-    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
-    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    REASONING_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
-    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
-    tool_call_id: str
-    name: str
-    reasoning: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
-
-class Tool(_message.Message):
-    __slots__ = ("name", "description", "parameters")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    description: str
-    parameters: str
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
-
-class ToolCall(_message.Message):
-    __slots__ = ("id", "name", "arguments")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
-    id: str
-    name: str
-    arguments: str
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
-
-class ReplyFormat(_message.Message):
-    __slots__ = ("calls", "thought", "in_thought")
-    CALLS_FIELD_NUMBER: _ClassVar[int]
-    THOUGHT_FIELD_NUMBER: _ClassVar[int]
-    IN_THOUGHT_FIELD_NUMBER: _ClassVar[int]
-    calls: str
-    thought: str
-    in_thought: bool
-    def __init__(self, calls: _Optional[str] = ..., thought: _Optional[str] = ..., in_thought: bool = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("messages", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter", "num_passages", "constraint", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "template_options")
+    __slots__ = ("messages", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter", "num_passages")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     RETRIEVAL_FIELD_NUMBER: _ClassVar[int]
@@ -226,12 +149,6 @@ class ChatRequest(_message.Message):
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSAGES_FIELD_NUMBER: _ClassVar[int]
-    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
-    TOOLS_FIELD_NUMBER: _ClassVar[int]
-    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
-    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
-    REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
-    TEMPLATE_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling: SamplingParams
     retrieval: RetrievalParams
@@ -244,13 +161,7 @@ class ChatRequest(_message.Message):
     draft: str
     adapter: str
     num_passages: int
-    constraint: Constraint
-    tools: _containers.RepeatedCompositeFieldContainer[Tool]
-    tool_choice: str
-    parallel_tool_calls: bool
-    reasoning_effort: str
-    template_options: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., num_passages: _Optional[int] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[str] = ..., parallel_tool_calls: bool = ..., reasoning_effort: _Optional[str] = ..., template_options: _Optional[str] = ...) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., num_passages: _Optional[int] = ...) -> None: ...
 
 class Passage(_message.Message):
     __slots__ = ("store", "document_id", "title", "token_offset", "num_tokens", "text", "score", "metadata", "first_line", "last_line", "headings", "first_page", "last_page", "also", "sentence")
@@ -301,7 +212,7 @@ class Sentence(_message.Message):
     def __init__(self, text: _Optional[str] = ..., offset: _Optional[int] = ..., line: _Optional[int] = ..., page: _Optional[int] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AnswerRequest(_message.Message):
-    __slots__ = ("question", "passages", "num_passages", "passages_by", "passage_stores", "budget", "mixture", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter", "constraint")
+    __slots__ = ("question", "passages", "num_passages", "passages_by", "passage_stores", "budget", "mixture", "sampling", "retrieval", "neighbors", "top_logprobs", "early_exit", "session", "resume_s", "drafts", "draft", "adapter")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     PASSAGES_FIELD_NUMBER: _ClassVar[int]
     NUM_PASSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -319,7 +230,6 @@ class AnswerRequest(_message.Message):
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     question: str
     passages: _containers.RepeatedCompositeFieldContainer[Passage]
     num_passages: int
@@ -337,8 +247,7 @@ class AnswerRequest(_message.Message):
     drafts: int
     draft: str
     adapter: str
-    constraint: Constraint
-    def __init__(self, question: _Optional[str] = ..., passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., num_passages: _Optional[int] = ..., passages_by: _Optional[_Union[PassagesBy, str]] = ..., passage_stores: _Optional[_Iterable[str]] = ..., budget: _Optional[int] = ..., mixture: bool = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ...) -> None: ...
+    def __init__(self, question: _Optional[str] = ..., passages: _Optional[_Iterable[_Union[Passage, _Mapping]]] = ..., num_passages: _Optional[int] = ..., passages_by: _Optional[_Union[PassagesBy, str]] = ..., passage_stores: _Optional[_Iterable[str]] = ..., budget: _Optional[int] = ..., mixture: bool = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., retrieval: _Optional[_Union[RetrievalParams, _Mapping]] = ..., neighbors: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., early_exit: bool = ..., session: _Optional[str] = ..., resume_s: _Optional[float] = ..., drafts: _Optional[int] = ..., draft: _Optional[str] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class AnswerPrompt(_message.Message):
     __slots__ = ("text", "num_tokens", "passages", "numbers", "left_out")
@@ -379,7 +288,7 @@ class GenerateEvent(_message.Message):
     def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature", "prompt", "keyed_share", "reply")
+    __slots__ = ("request_id", "seed", "store", "k", "lam", "knn_temperature", "prompt", "keyed_share")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
@@ -388,7 +297,6 @@ class Accepted(_message.Message):
     KNN_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     KEYED_SHARE_FIELD_NUMBER: _ClassVar[int]
-    REPLY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     store: str
@@ -397,8 +305,7 @@ class Accepted(_message.Message):
     knn_temperature: float
     prompt: AnswerPrompt
     keyed_share: float
-    reply: ReplyFormat
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., prompt: _Optional[_Union[AnswerPrompt, _Mapping]] = ..., keyed_share: _Optional[float] = ..., reply: _Optional[_Union[ReplyFormat, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., store: _Optional[str] = ..., k: _Optional[int] = ..., lam: _Optional[float] = ..., knn_temperature: _Optional[float] = ..., prompt: _Optional[_Union[AnswerPrompt, _Mapping]] = ..., keyed_share: _Optional[float] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("tokens",)
@@ -469,16 +376,14 @@ class Neighbor(_message.Message):
     def __init__(self, store: _Optional[str] = ..., document_id: _Optional[str] = ..., title: _Optional[str] = ..., token_offset: _Optional[int] = ..., line: _Optional[int] = ..., token_id: _Optional[int] = ..., token_text: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ..., snippet: _Optional[str] = ..., char_offset: _Optional[int] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_string", "usage", "message")
+    __slots__ = ("reason", "stop_string", "usage")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_string: str
     usage: Usage
-    message: ChatMessage
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., message: _Optional[_Union[ChatMessage, _Mapping]] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "generated_tokens", "retrieved_neighbors", "queue_ms", "prefill_ms", "decode_ms", "searches", "retrieval_ms", "lam", "steps", "drafts", "searched_share", "cached_tokens")
@@ -640,66 +545,6 @@ class TokenScore(_message.Message):
     top_logprobs: _containers.RepeatedCompositeFieldContainer[Alternative]
     def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., logprob: _Optional[float] = ..., lm_logprob: _Optional[float] = ..., knn_logprob: _Optional[float] = ..., top_logprobs: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
 
-class EmbedRequest(_message.Message):
-    __slots__ = ("texts", "token_ids", "dimensions", "truncate")
-    TEXTS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
-    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
-    texts: _containers.RepeatedScalarFieldContainer[str]
-    token_ids: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    dimensions: int
-    truncate: bool
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., token_ids: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., dimensions: _Optional[int] = ..., truncate: bool = ...) -> None: ...
-
-class TokenIds(_message.Message):
-    __slots__ = ("ids",)
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class EmbedResponse(_message.Message):
-    __slots__ = ("data", "dim", "model", "num_tokens")
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    DIM_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    dim: int
-    model: str
-    num_tokens: int
-    def __init__(self, data: _Optional[bytes] = ..., dim: _Optional[int] = ..., model: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
-
-class RerankRequest(_message.Message):
-    __slots__ = ("query", "documents", "top_n")
-    QUERY_FIELD_NUMBER: _ClassVar[int]
-    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
-    TOP_N_FIELD_NUMBER: _ClassVar[int]
-    query: str
-    documents: _containers.RepeatedScalarFieldContainer[str]
-    top_n: int
-    def __init__(self, query: _Optional[str] = ..., documents: _Optional[_Iterable[str]] = ..., top_n: _Optional[int] = ...) -> None: ...
-
-class RerankResponse(_message.Message):
-    __slots__ = ("documents", "by", "model", "num_tokens")
-    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
-    BY_FIELD_NUMBER: _ClassVar[int]
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    documents: _containers.RepeatedCompositeFieldContainer[RankedDocument]
-    by: RelevanceBy
-    model: str
-    num_tokens: int
-    def __init__(self, documents: _Optional[_Iterable[_Union[RankedDocument, _Mapping]]] = ..., by: _Optional[_Union[RelevanceBy, str]] = ..., model: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
-
-class RankedDocument(_message.Message):
-    __slots__ = ("index", "score")
-    INDEX_FIELD_NUMBER: _ClassVar[int]
-    SCORE_FIELD_NUMBER: _ClassVar[int]
-    index: int
-    score: float
-    def __init__(self, index: _Optional[int] = ..., score: _Optional[float] = ...) -> None: ...
-
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -791,7 +636,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., needs_token: bool = ..., max_message_bytes: _Optional[int] = ..., max_append_bytes: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_session_bytes: _Optional[int] = ..., session_ttl_s: _Optional[float] = ..., max_neighbors: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stores: _Optional[int] = ..., max_upload_bytes: _Optional[int] = ..., max_jobs: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_sessions_per_caller: _Optional[int] = ..., max_token_ids: _Optional[int] = ..., max_upload_documents: _Optional[int] = ..., max_unfinished_bytes: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_caller_calls: _Optional[int] = ..., message_timeout_s: _Optional[float] = ..., connection_idle_s: _Optional[float] = ..., max_cache_bytes: _Optional[int] = ..., max_stream_bytes: _Optional[int] = ..., max_event_bytes: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device", "adapters", "encoder", "reranker")
+    __slots__ = ("name", "num_parameters", "vocab_size", "context_length", "dim", "num_layers", "dtype", "model_fingerprint", "tokenizer_fingerprint", "device", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -803,8 +648,6 @@ class Model(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    ENCODER_FIELD_NUMBER: _ClassVar[int]
-    RERANKER_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_parameters: int
     vocab_size: int
@@ -816,6 +659,4 @@ class Model(_message.Message):
     tokenizer_fingerprint: str
     device: str
     adapters: _containers.RepeatedScalarFieldContainer[str]
-    encoder: str
-    reranker: str
-    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ..., encoder: _Optional[str] = ..., reranker: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., dim: _Optional[int] = ..., num_layers: _Optional[int] = ..., dtype: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., device: _Optional[str] = ..., adapters: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -70,16 +70,6 @@ class GenerationStub(object):
                 request_serializer=memlm_dot_v1_dot_generation__pb2.TraceRequest.SerializeToString,
                 response_deserializer=memlm_dot_v1_dot_generation__pb2.TraceResponse.FromString,
                 _registered_method=True)
-        self.Embed = channel.unary_unary(
-                '/memlm.v1.Generation/Embed',
-                request_serializer=memlm_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=memlm_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
-                _registered_method=True)
-        self.Rerank = channel.unary_unary(
-                '/memlm.v1.Generation/Rerank',
-                request_serializer=memlm_dot_v1_dot_generation__pb2.RerankRequest.SerializeToString,
-                response_deserializer=memlm_dot_v1_dot_generation__pb2.RerankResponse.FromString,
-                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/memlm.v1.Generation/Tokenize',
                 request_serializer=memlm_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
@@ -158,21 +148,6 @@ class GenerationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Embed(self, request, context):
-        """A vector of each text, of the passage encoder where there is one, else of the model.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Rerank(self, request, context):
-        """Documents in the order of their relevance to a query: by a cross-encoder, else by the encoder's vectors, else by the
-        model.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -234,16 +209,6 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=memlm_dot_v1_dot_generation__pb2.TraceRequest.FromString,
                     response_serializer=memlm_dot_v1_dot_generation__pb2.TraceResponse.SerializeToString,
-            ),
-            'Embed': grpc.unary_unary_rpc_method_handler(
-                    servicer.Embed,
-                    request_deserializer=memlm_dot_v1_dot_generation__pb2.EmbedRequest.FromString,
-                    response_serializer=memlm_dot_v1_dot_generation__pb2.EmbedResponse.SerializeToString,
-            ),
-            'Rerank': grpc.unary_unary_rpc_method_handler(
-                    servicer.Rerank,
-                    request_deserializer=memlm_dot_v1_dot_generation__pb2.RerankRequest.FromString,
-                    response_serializer=memlm_dot_v1_dot_generation__pb2.RerankResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -455,60 +420,6 @@ class Generation(object):
             '/memlm.v1.Generation/Trace',
             memlm_dot_v1_dot_generation__pb2.TraceRequest.SerializeToString,
             memlm_dot_v1_dot_generation__pb2.TraceResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Embed(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/memlm.v1.Generation/Embed',
-            memlm_dot_v1_dot_generation__pb2.EmbedRequest.SerializeToString,
-            memlm_dot_v1_dot_generation__pb2.EmbedResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Rerank(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/memlm.v1.Generation/Rerank',
-            memlm_dot_v1_dot_generation__pb2.RerankRequest.SerializeToString,
-            memlm_dot_v1_dot_generation__pb2.RerankResponse.FromString,
             options,
             channel_credentials,
             insecure,

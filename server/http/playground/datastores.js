@@ -1,8 +1,7 @@
 // The tab of the datastores: their figures, and what is added, searched for and deleted.
 
-import { LostConnection, call, ended, forget, pathOf, upload } from "./api.js";
+import { call, ended, forget, pathOf, upload } from "./api.js";
 import { announce, button, byId, bytes, confirmed, el, figure, onControlEnter, percent, plural, showError } from "./dom.js";
-import { opener } from "./reader.js";
 
 const FOUND = 8;
 
@@ -40,10 +39,10 @@ class StoreCard {
       "section",
       { class: "store", "aria-label": `Datastore ${name}` },
       el("h2", {}, el("span", { class: "name" }, name), this.size),
-      el("div", { class: "tools" }, this.#files(), this.#remember(), this.#search()),
+      this.figures,
       this.notice,
       this.work,
-      el("details", {}, el("summary", {}, "Figures"), this.figures),
+      el("div", { class: "tools" }, this.#files(), this.#remember(), this.#search()),
     );
   }
 
@@ -69,13 +68,13 @@ class StoreCard {
   }
 
   #files() {
-    const input = el("input", { type: "file", multiple: true, class: "unseen", id: `files-${this.name}`, onchange: () => this.#take(input) });
+    const input = el("input", { type: "file", multiple: true, class: "unseen", id: `files-${this.name}`, onchange: () => this.#upload([...input.files]) });
     const zone = el(
       "div",
       { class: "drop" },
       input,
       el("label", { for: input.id }, "Add files"),
-      el("span", { class: "hint" }, "or drop them here: text, Markdown, HTML, PDF, Office, mail, notebooks. Of .jsonl each line is a document."),
+      el("span", { class: "hint" }, "or drop them here: text, or .jsonl with one document a line"),
     );
     const over = (isOver) => (event) => {
       event.preventDefault();
@@ -140,7 +139,7 @@ class StoreCard {
       "article",
       { class: "source" },
       el("h3", {}, el("span", { class: "name" }, name), forgetIt),
-      ...places.map((place) => el("blockquote", {}, el("p", {}, "… ", place.snippet, " …"), el("footer", {}, opener(place, `line ${figure(place.line)}`, { text: place.snippet, line: place.line })))),
+      ...places.map((place) => el("blockquote", {}, el("p", {}, "… ", place.snippet, " …"), el("footer", {}, `line ${figure(place.line)}`))),
     );
   }
 
@@ -158,34 +157,18 @@ class StoreCard {
     }
   }
 
-  /** Adds the chosen files. The choice is cleared, so that the same file can be chosen again. @param {any} input */
-  #take(input) {
-    const files = [...input.files];
-    input.value = "";
-    this.#upload(files);
-  }
-
-  /** Adds files. Where a document of this name is there, asks whether to replace it. @param {File[]} files */
-  async #upload(files, replaces = false) {
+  async #upload(files) {
     if (!files.length) return;
-    const names = files.length === 1 ? files[0].name : plural(files.length, "file");
     await this.#add(async () => {
-      const path = pathOf(this.name, `/documents${replaces ? "?replace=true" : ""}`);
-      const begun = await upload(path, files, (share) => this.#progress(`sending ${names}`, share));
-      const operation = await ended(begun, ({ phase, state, done, total }) => this.#progress(`${names}: ${phase || state}`, total ? done / total : null));
+      const begun = await upload(pathOf(this.name, "/documents"), files, (share) => this.#progress("sending", share));
+      const operation = await ended(begun, ({ phase, state, done, total }) => this.#progress(phase || state, total ? done / total : 0));
       return operation.report.num_documents;
     });
-    if (this.failure?.code === "AlreadyExists") {
-      this.notice.append(button(`Replace what is there by ${names}`, () => this.#upload(files, true)));
-    } else if (this.failure instanceof LostConnection) {
-      this.notice.append(el("p", { class: "hint" }, "A server that takes no files closes the connection: it needs --store-dir, and its limit is --upload-bytes."));
-    }
   }
 
   /** Makes a change that resolves to the number of documents, and shows it. @returns {Promise<boolean>} whether it succeeded */
   async #add(change) {
     showError(this.notice);
-    this.failure = null;
     this.#progress("sending", 0);
     try {
       this.work.textContent = `Added. ${plural(await change(), "document")} now.`;
@@ -193,19 +176,14 @@ class StoreCard {
       return true;
     } catch (error) {
       this.work.replaceChildren();
-      this.failure = error;
       showError(this.notice, error);
       return false;
     }
   }
 
   #progress(phase, share) {
-    if (this.work.firstChild?.tagName !== "PROGRESS") {
-      this.work.replaceChildren(el("progress", { max: "1", "aria-label": `Adding to ${this.name}` }), el("span", {}));
-    }
-    const [meter, text] = this.work.children;
-    if (share === null) meter.removeAttribute("value");
-    else meter.value = share;
-    text.textContent = share === null ? phase : `${phase} ${percent(share)}`;
+    const meter = el("progress", { max: "1", "aria-label": `Adding to ${this.name}` });
+    meter.value = share;
+    this.work.replaceChildren(meter, el("span", {}, ` ${phase} ${percent(share)}`));
   }
 }

@@ -48,9 +48,6 @@ export function bytes(value) {
   return `${figure(value / 1000 ** power, 1)} ${["B", "kB", "MB", "GB"][power]}`;
 }
 
-/** A name or a text of others, in quotation marks. @param {string} text */
-export const quoted = (text) => `“${text}”`;
-
 /** "1 token", "2 tokens". @param {number} count @param {string} noun */
 export const plural = (count, noun) => `${figure(count)} ${noun}${count === 1 ? "" : "s"}`;
 

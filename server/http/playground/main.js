@@ -2,12 +2,11 @@
 
 import { call, events, hasToken, setToken } from "./api.js";
 import { setUpAbout } from "./about.js";
-import { setUpAsk } from "./ask.js";
 import { hideCard } from "./card.js";
+import { setUpChat } from "./chat.js";
 import { setUpComplete } from "./complete.js";
 import { setUpDatastores } from "./datastores.js";
 import { byId, showError } from "./dom.js";
-import { setUpReader } from "./reader.js";
 import { Settings } from "./settings.js";
 import { SourcesPanel } from "./sources.js";
 import { setUpTrace } from "./trace.js";
@@ -18,7 +17,7 @@ import { setUpTrace } from "./trace.js";
  */
 
 const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
-const BENCH = ["ask", "complete"]; // the tabs with settings and sources
+const BENCH = ["complete", "chat"]; // the tabs with settings and sources
 
 /** @type {App} */
 const app = { model: null, stores: [], version: "", canExclude: false, onStores: [] };
@@ -32,8 +31,7 @@ app.refreshStores = async () => {
 app.settings = new Settings();
 app.sources = new SourcesPanel(byId("sources"), app);
 app.sources.render();
-const benches = { ask: setUpAsk(app), complete: setUpComplete(app) };
-setUpReader();
+const benches = { complete: setUpComplete(app), chat: setUpChat(app) };
 setUpTrace(app);
 setUpDatastores(app);
 setUpTabs();
@@ -71,7 +69,6 @@ function setUpTabs() {
       each.tabIndex = each === tab ? 0 : -1;
       byId(`${each.dataset.tab}-panel`).hidden = each !== tab;
     }
-    byId("bench").dataset.tab = name;
     byId("bench").classList.toggle("is-plain", !BENCH.includes(name));
     for (const id of ["settings", "sources"]) byId(id).hidden = !BENCH.includes(name);
     if (name in benches) app.sources.show(benches[name].pane);

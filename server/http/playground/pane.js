@@ -4,8 +4,8 @@ import { LostConnection } from "./api.js";
 import { hideCard, showCard } from "./card.js";
 import { StripChart } from "./chart.js";
 import { announce, button, el, figure, percent, plural, showError } from "./dom.js";
-import { evidenceOf, sentenceOf } from "./evidence.js";
 import { generate, meanShare, shared } from "./generation.js";
+import { sentenceOf } from "./places.js";
 import { TokenView } from "./tokens.js";
 
 const REASONS = { stop: "ended by itself", length: "ended by its length" };
@@ -29,10 +29,9 @@ export class Pane extends EventTarget {
     const text = el("div", { class: "text" }, prompt ? el("span", { class: "prompt" }, prompt) : null, this.view.element);
     const heading = el("h2", { class: hasTitle ? "pane-title" : "unseen" }, title);
     this.sentence = el("div");
-    this.evidence = el("div", { class: "evidence" });
     const close = onClose && button("×", onClose, { class: "quiet", "aria-label": `Close “${title}”` });
     const head = el("div", { class: "pane-head" }, heading, close);
-    this.element = el("section", { class: "pane", "aria-label": title }, head, this.sentence, text, this.evidence, this.notice, this.chart.element, this.status);
+    this.element = el("section", { class: "pane", "aria-label": title }, head, this.sentence, text, this.notice, this.chart.element, this.status);
     for (const source of [this.view, this.chart]) {
       source.addEventListener("show", (event) => this.#point(event.detail));
       source.addEventListener("pin", (event) => this.pin(event.detail));
@@ -97,10 +96,7 @@ export class Pane extends EventTarget {
   /** @param {number | null} number the chosen token, once more to leave it */
   pin(number) {
     this.view.pin(number === this.view.pinned ? null : number);
-    const evidence = this.view.pinned === null ? null : evidenceOf(this.tokens, this.view.pinned, this.passages);
-    this.evidence.replaceChildren(...[evidence].filter(Boolean));
-    if (evidence) hideCard(); // which would cover it
-    if (number !== null) announce(evidence?.textContent ?? this.view.describe(number));
+    if (number !== null) announce(this.view.describe(number));
     this.dispatchEvent(new Event("pin"));
   }
 
@@ -158,14 +154,12 @@ export class Pane extends EventTarget {
       return this.run({ ...this.body, prompt: this.body.prompt + this.text, max_tokens: Math.max(1, left) });
     }
     this.view.clear();
-    this.evidence.replaceChildren();
     return this.run(this.seed === undefined ? this.body : { ...this.body, seed: this.seed });
   }
 
   #settle(ending, seconds) {
     const count = this.tokens.length;
-    const areShared = this.tokens[0]?.shares.length > 0;
-    const origin = this.passages.length ? `from ${plural(this.passages.length, "passage")}${areShared ? "" : " in one prompt, without shares"}` : `${percent(meanShare(this.tokens))} from memory`;
+    const origin = this.passages.length ? `from ${plural(this.passages.length, "passage")}` : `${percent(meanShare(this.tokens))} from memory`;
     const parts = [plural(count, "token"), origin, ending];
     if (this.seed !== undefined) parts.push(`seed ${this.seed}`);
     if (count > 1 && seconds > 0) parts.push(`${figure(count / seconds, count / seconds < 10 ? 1 : 0)} tokens/s`);

@@ -11,7 +11,7 @@ const PAGES = { pdf: "page", pptx: "slide", xlsx: "sheet" };
 export function whereOf({ first_line, last_line, first_page, last_page, headings, metadata }) {
   const format = metadata?.format;
   if (first_page) return spanOf(PAGES[format] ?? "page", first_page, last_page);
-  if (format && headings?.length) return headings.at(-1);
+  if (headings?.length) return headings.at(-1);
   return spanOf("line", first_line, last_line);
 }
 
@@ -23,17 +23,12 @@ export function pointedOut({ text, sentence }) {
   return [letters.slice(0, sentence.offset).join(""), el("strong", {}, sentence.text), letters.slice(end).join("")];
 }
 
-/** The address of a document's original, as its metadata says; null for one that is no web page's. */
-export function linkOf(metadata) {
-  for (const given of [metadata.url, metadata.source]) {
-    try {
-      const { protocol, href } = new URL(given);
-      if (["http:", "https:"].includes(protocol)) return href;
-    } catch {
-      // no address, but a name of another kind
-    }
-  }
-  return null;
+/** The sentence that an answer stands on, and where a person finds it; null for an answer without one. */
+export function sentenceOf(passage) {
+  if (!passage.sentence) return null;
+  const { text, line, page } = passage.sentence;
+  const place = whereOf({ ...passage, first_line: line, last_line: line, first_page: page, last_page: page });
+  return el("blockquote", { class: "sentence" }, el("p", {}, text), el("footer", {}, `${nameOf(passage)}, ${place}`));
 }
 
 const spanOf = (word, first, last) => (first === last ? `${word} ${first}` : `${word}s ${first} to ${last}`);

@@ -1,4 +1,4 @@
-// The settings that Ask and Complete share.
+// The settings that Complete and Chat share.
 
 import { byId, el, figure } from "./dom.js";
 
@@ -71,9 +71,9 @@ export class Settings {
     return body;
   }
 
-  /** Whether a first question is answered from each passage by itself: not where memory is mixed in by a λ of choice. */
+  /** Whether the chat reads each passage by itself. */
   get isMixture() {
-    return byId("mixture").checked && this.isTuned.checked && byId("passages").checked && this.stores.some((each) => each.isOn.checked);
+    return byId("mixture").checked && byId("passages").checked && this.stores.some((each) => each.isOn.checked);
   }
 
   /** The parameters of an answer from a mixture over passages. */

@@ -5,7 +5,6 @@ import { visible } from "./card.js";
 import { announce, button, confirmed, el, percent, plural, showError } from "./dom.js";
 import { agreeing, documentsOf, keyOf, meanShare, shared } from "./generation.js";
 import { nameOf, pointedOut, whereOf } from "./places.js";
-import { opener } from "./reader.js";
 import { originOf } from "./tokens.js";
 
 const OPEN_PASSAGES = 2; // of a document; more are folded
@@ -44,12 +43,10 @@ export class SourcesPanel extends EventTarget {
   render() {
     const parts = [el("h2", {}, "Sources"), this.notice];
     const passages = this.pane?.passages ?? [];
-    const pinned = this.pane?.view.pinned ?? null;
-    // Of a reply from passages the pane itself shows where a word stands; here are the shares, where there are any.
-    if (pinned !== null && (!passages.length || this.pane.tokens[pinned].shares.length || this.pane.tokens[pinned].lam)) parts.push(this.#pinned(pinned));
+    if (this.pane && this.pane.view.pinned !== null) parts.push(this.#pinned(this.pane.view.pinned));
     if (passages.length) parts.push(this.#passages(passages));
     if (!this.pane?.tokens.length && !passages.length) {
-      parts.push(el("p", { class: "hint" }, "The documents behind the text appear here. Select a word to see where it is from."));
+      parts.push(el("p", { class: "hint" }, "The documents behind the text appear here. Select a token to see its passages."));
     } else if (this.pane.tokens.length) {
       const documents = documentsOf(this.pane.tokens);
       if (documents.length || !passages.length) parts.push(this.#documents(documents));
@@ -117,10 +114,10 @@ export class SourcesPanel extends EventTarget {
     const shares = shared(this.pane.tokens, passages);
     const cards = (shares ?? passages.map((passage) => ({ passage }))).map(({ passage: each, share }) => {
       const source = { key: keyOf(each), store: each.store, id: each.document_id, title: each.title };
-      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, share === undefined ? "" : percent(share)));
-      return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, ...pointedOut(each))), el("p", { class: "actions" }, opener(each, `Open at ${whereOf(each)}`, { text: each.text, line: each.first_line }), ...this.#actions(source)));
+      const heading = el("h4", {}, el("span", { class: forgotten.has(source.key) ? "forgotten" : "name" }, nameOf(source)), el("span", { class: "figure" }, [whereOf(each), share !== undefined && percent(share)].filter(Boolean).join(" · ")));
+      return el("article", { class: "source" }, heading, el("blockquote", {}, el("p", { class: "passage" }, ...pointedOut(each))), this.#actions(source));
     });
-    return el("section", { "aria-label": "Passages behind this answer" }, el("h3", {}, "The answer was asked from"), ...cards);
+    return el("section", { "aria-label": "Passages behind this reply" }, el("h3", {}, "The reply was asked from"), ...cards);
   }
 
   #documents(documents) {
@@ -135,13 +132,13 @@ export class SourcesPanel extends EventTarget {
     if (this.selected !== source.key) return row;
     const place = [source.id !== nameOf(source) && source.id, source.store, `${plural(source.tokens.size, "token")} marked`].filter(Boolean).join(" · ");
     row.append(el("p", { class: "hint" }, place));
-    row.append(el("p", { class: "actions" }, opener({ store: source.store, document_id: source.id, title: source.title }, "Open", {}), ...this.#actions(source)));
+    row.append(this.#actions(source));
     return row;
   }
 
   #actions(source) {
-    if (forgotten.has(source.key)) return ["Forgotten."];
-    return [this.#without(source), button("Forget…", () => this.#forget(source), { class: "danger" })].filter(Boolean);
+    if (forgotten.has(source.key)) return el("p", { class: "hint" }, "Forgotten.");
+    return el("p", { class: "actions" }, this.#without(source), button("Forget…", () => this.#forget(source), { class: "danger" }));
   }
 
   #without(source) {
@@ -194,8 +191,7 @@ function passage({ neighbor, lines }) {
   const begin = placeOf(neighbor);
   const place = lines.length > 1 ? `lines ${lines.join(", ")} · ${lines.length} times` : `line ${lines[0]}`;
   const marked = begin < 0 ? [snippet] : [snippet.slice(0, begin), el("strong", {}, text), snippet.slice(begin + text.length)];
-  const open = opener(neighbor, place, { text: snippet, line: neighbor.line });
-  return el("blockquote", {}, el("p", {}, "… ", ...marked, " …"), el("footer", {}, open));
+  return el("blockquote", {}, el("p", {}, "… ", ...marked, " …"), el("footer", {}, place));
 }
 
 /** Where the token stands in its snippet: of the places with its text, the nearest to where it has to be. */

@@ -2,7 +2,6 @@
 
 import { call } from "./api.js";
 import { announce, byId, el, figure, onControlEnter, percent, plural, showError } from "./dom.js";
-import { opener } from "./reader.js";
 
 /** @param {import("./main.js").App} app */
 export function setUpTrace(app) {
@@ -79,7 +78,7 @@ function article(place, text) {
   return el(
     "article",
     { class: "source" },
-    el("h3", {}, el("span", { class: "name" }, place.title || place.document_id)),
-    el("blockquote", {}, el("p", {}, "… ", ...marked, " …"), el("footer", {}, opener(place, `line ${figure(place.line)} in ${place.store}`, { text: text.trim(), line: place.line }))),
+    el("h3", {}, el("span", { class: "name" }, place.title || place.document_id), el("span", { class: "figure" }, `line ${figure(place.line)}`)),
+    el("blockquote", {}, el("p", {}, "… ", ...marked, " …"), el("footer", {}, place.store)),
   );
 }

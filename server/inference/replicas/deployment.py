@@ -165,8 +165,8 @@ def settings_of(config: ServerConfig, nodes: Sequence[Mapping[str, Any]]) -> Ser
     fitting = [threads for threads in range(1, max(cpus) + 1) if sum(each // threads for each in cpus) >= most]
     threads = config.num_threads or max(fitting, default=1)
     return replace(
-        config.per_worker(threads), num_threads=threads, otlp=None, auth_file=None, api_key=None, tls_cert=None,
-        tls_key=None, tls_client_ca=None,
+        config.per_worker(threads), num_threads=threads, otlp=None, auth_file=None, tls_cert=None, tls_key=None,
+        tls_client_ca=None,
     )  # fmt: skip
 
 
@@ -189,12 +189,7 @@ def _absolute(config: ServerConfig) -> ServerConfig:
         cluster=replace(config.cluster, address=ray.get_runtime_context().gcs_address),
         model=config.model.absolute() if config.model.exists() else config.model,
         stores=tuple(path.absolute() for path in config.stores),
-        encoder=_absolute_if_there(config.encoder),
-        reranker=None if config.reranker is None else _absolute_if_there(config.reranker),
+        encoder=str(Path(config.encoder).absolute()) if Path(config.encoder).exists() else config.encoder,
         adapters=tuple(AdapterFolder(each.name, each.path.absolute()) for each in config.adapters),
         session_dir=None if config.session_dir is None else config.session_dir.absolute(),
     )
-
-
-def _absolute_if_there(name: str) -> str:
-    return str(Path(name).absolute()) if Path(name).exists() else name

@@ -54,7 +54,7 @@ def guarded_web(
 def refused(reply: httpx.Response, status: int, param: str | None, *words: str) -> None:
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
-    assert set(error) == {"message", "type", "param", "code", "request_id"}
+    assert set(error) == {"message", "type", "param", "code"}
     assert error["param"] == param
     for word in words:
         assert word in error["message"]
@@ -142,16 +142,20 @@ def test_the_published_schema_has_the_numbers_that_mean_none() -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}, "tool_calls"),
         ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "function_call"),
-        ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
+        ({"role": "tool", "content": "4", "tool_call_id": "1"}, "tool_call_id"),
+        ({"tool_call_id": "1", "role": "tool", "content": [{"type": "image"}]}, "tool_call_id"),
     ],
 )
-def test_a_history_of_function_calls_is_refused_by_that_name(
+def test_a_history_of_tool_calls_is_refused_by_that_name(
     http: httpx.Client, message: dict[str, Any], param: str
 ) -> None:
     body = {**TALK, "messages": [*TALK["messages"], message]}
     reply = http.post("/v1/chat/completions", json=body)
-    refused(reply, 400, f"messages[1].{param}", "not supported", "give tool_calls")
+    refused(reply, 400, f"messages[1].{param}", "not supported", "tool calls and their results as the texts")
 
 
 @pytest.mark.parametrize("part", ["image_url", "input_audio", "file"])
@@ -244,7 +248,7 @@ def test_errors_are_those_of_openai(web: RunningServer, ai: openai.OpenAI) -> No
 
 def test_unknown_paths_and_methods_are_refused_in_the_same_shape(http: httpx.Client) -> None:
     refused(http.get("/v2/models"), 404, None, "/v2/models", "did you mean /v1/models?")
-    for path in ("/v1/images/generations", "/v1/files", "/nonsense", "/"):
+    for path in ("/v1/embeddings", "/v1/responses", "/nonsense", "/"):
         for method in ("POST", "PUT", "DELETE"):
             refused(http.request(method, path), 404, None, f"no '{path}'", "/v1/completions, /v1/chat/completions")
     refused(http.post("/chat/completions", json=TALK), 404, None, "did you mean /v1/chat/completions?")

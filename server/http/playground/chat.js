@@ -1,11 +1,11 @@
-// The tab that answers questions from the documents, and holds the conversation that follows.
+// The tab that holds a conversation.
 
 import { Comparison, followSources } from "./comparison.js";
 import { byId, el } from "./dom.js";
 
 /** @param {import("./main.js").App} app */
-export function setUpAsk(app) {
-  const [form, message, send, anew, talk] = ["ask-form", "message", "send", "anew", "talk"].map(byId);
+export function setUpChat(app) {
+  const [form, message, send, anew, talk] = ["chat-form", "message", "send", "anew", "talk"].map(byId);
   /** @type {{role: string, content?: string, reply?: Comparison}[]} */
   let turns = [];
 
@@ -15,34 +15,24 @@ export function setUpAsk(app) {
   /** The text of a turn: of a reply the first one, whatever stands beside it. */
   const textOf = (turn) => (turn.reply ? turn.reply.panes[0].text : turn.content);
 
-  /** The request of the last turn. Only a first question loses nothing where each passage is read by itself. */
-  function requestOf(content) {
-    if (turns.length === 1 && app.settings.isMixture) return { question: content, ...app.settings.ofMixture };
-    return { messages: turns.map((turn) => ({ role: turn.role, content: textOf(turn) })), ...app.settings.ofChat };
-  }
-
   async function ask(content) {
     turns.push({ role: "user", content });
     talk.append(el("p", { class: "said" }, el("span", { class: "unseen" }, "You: "), content));
-    const body = { model: app.model.id, ...requestOf(content) };
+    const messages = turns.map((turn) => ({ role: turn.role, content: textOf(turn) }));
     const reply = new Comparison(app, el("div"), true);
-    reply.addEventListener("run", showState);
+    reply.addEventListener("run", () => (send.textContent = isRunning() ? "Stop" : "Send"));
     reply.addEventListener("close", () => message.focus());
     turns.push({ role: "assistant", reply });
     talk.append(reply.element);
-    const pane = reply.add("Answer");
+    const pane = reply.add("Reply");
     app.sources.show(pane);
-    await reply.run(pane, body);
+    anew.hidden = false;
+    const body = app.settings.isMixture ? { question: content, ...app.settings.ofMixture } : { messages, ...app.settings.ofChat };
+    await reply.run(pane, { model: app.model.id, ...body });
   }
 
   function stop() {
     for (const reply of replies()) reply.stop();
-  }
-
-  function showState() {
-    send.textContent = isRunning() ? "Stop" : "Ask";
-    anew.hidden = !turns.length;
-    message.placeholder = turns.length ? "Ask on: the conversation so far is read too." : "Ask your documents, or anything.";
   }
 
   form.addEventListener("submit", (event) => {
@@ -66,14 +56,9 @@ export function setUpAsk(app) {
     stop();
     turns = [];
     talk.replaceChildren();
-    showState();
+    anew.hidden = true;
     app.sources.show(null);
     message.focus();
-  });
-  app.onStores.push((stores) => {
-    const usable = stores.filter((each) => !each.problem);
-    const count = usable.reduce((sum, each) => sum + each.num_documents, 0);
-    byId("ask-empty").hidden = count > 0;
   });
   followSources(app, replies);
 

@@ -1,1 +1,0 @@
-"""The tools and resources of MCP, for agents: over HTTP at /mcp, and over stdio (`memlm mcp`)."""
